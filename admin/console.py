@@ -1,0 +1,22 @@
+"""The console's moving parts, shared by its pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from admin.access import Access
+from admin.render import Renderer
+from admin.sampler import Sampler
+from admin.tuning import TuneService
+from app.supervisor import EngineSupervisor
+
+
+@dataclass(frozen=True)
+class Console:
+    """Everything that a page or a handler needs."""
+
+    access: Access
+    sampler: Sampler
+    renderer: Renderer
+    tuning: TuneService
+    engine: EngineSupervisor

@@ -1,0 +1,90 @@
+"""A plotly chart that updates in place.
+
+Gradio's own ``Plot`` builds a new chart for every value, which flickers every two seconds and forgets what
+the viewer hovers over. This component hands the figure's JSON to ``Plotly.react`` on one element that stays.
+"""
+
+from __future__ import annotations
+
+import gzip
+from functools import lru_cache
+from importlib import resources
+
+import gradio as gr
+import plotly
+from starlette.requests import Request
+from starlette.responses import Response
+
+SCRIPT_NAME = f"plotly-{plotly.__version__}.min.js"
+
+_JS = """
+const box = element.querySelector('.live-plot');
+const css = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
+const library = () => window.tangramPlotly ??= new Promise((resolve, reject) => {
+  const script = document.createElement('script');
+  script.src = `${window.gradio_config.root}/SCRIPT_NAME`;
+  script.onload = () => resolve(window.Plotly);
+  script.onerror = () => reject(new Error('the chart library did not load'));
+  document.head.appendChild(script);
+});
+let drawn = false;
+async function draw() {
+  if (!props.value) return;
+  const Plotly = await library();
+  const { data, layout } = JSON.parse(props.value);
+  const { fontFamily } = getComputedStyle(document.body);
+  layout.font = { ...layout.font, color: css('--tc-text'), family: fontFamily };
+  const line = css('--tc-line');
+  for (const axis of ['xaxis', 'yaxis']) {
+    layout[axis] = { gridcolor: line, linecolor: line, zerolinecolor: line, ...layout[axis] };
+  }
+  layout.hoverlabel = { ...layout.hoverlabel, bgcolor: css('--tc-surface'), bordercolor: line };
+  layout.hoverlabel.font = { ...layout.hoverlabel.font, color: css('--tc-text') };
+  box.style.height = `${layout.height}px`;
+  box.style.minWidth = `${layout.meta?.min_width ?? 0}px`;
+  await Plotly.react(box, data, layout, { displayModeBar: false, responsive: false });
+  if (!drawn) {
+    drawn = true;
+    new ResizeObserver(() => box.offsetWidth && Plotly.Plots.resize(box)).observe(box);
+  }
+  box.dataset.drawn = String(Number(box.dataset.drawn ?? 0) + 1);
+}
+let chain = Promise.resolve();
+const schedule = () => { chain = chain.then(draw).catch((error) => console.error(error)); };
+watch('value', schedule);
+const dark = new MutationObserver(schedule);
+for (const node of [document.documentElement, document.body]) {
+  dark.observe(node, { attributes: true, attributeFilter: ['class'] });
+}
+schedule();
+""".replace("SCRIPT_NAME", SCRIPT_NAME)
+
+
+def live_plot(name: str, label: str, height: int) -> gr.HTML:
+    """A place for figures given as ``figure.to_json()``; ``height`` pixels are reserved before the first."""
+    return gr.HTML(
+        value="",
+        html_template=(
+            f'<div class="live-plot-scroll" tabindex="0" role="group" aria-label="{label}">'
+            f'<div class="live-plot" id="{name}-figure" style="height:{height}px"></div></div>'
+        ),
+        js_on_load=_JS,
+        apply_default_css=False,
+        elem_id=name,
+        elem_classes=["live-plot-block"],
+    )
+
+
+@lru_cache(maxsize=2)
+def _script(compressed: bool) -> bytes:
+    source = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
+    return gzip.compress(source, 6) if compressed else source
+
+
+def script_response(request: Request) -> Response:
+    """The chart library that the ``plotly`` package brings, cached for good: its name holds the version."""
+    compressed = "gzip" in request.headers.get("accept-encoding", "")
+    headers = {"Cache-Control": "private, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    if compressed:
+        headers["Content-Encoding"] = "gzip"
+    return Response(_script(compressed), media_type="text/javascript", headers=headers)

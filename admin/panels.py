@@ -1,0 +1,218 @@
+"""HTML fragments of the console: pure functions from data to markup. All text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from admin import palette
+from admin.snapshot import MemorySnapshot, Pool, SequenceRow
+from admin.text import (
+    bytes_text,
+    count_text,
+    duration_text,
+    latency_text,
+    percent_text,
+    short_id,
+    times_less_text,
+)
+from app.ui.brand import logo_svg
+
+SHOWN_SEQUENCES = 25
+
+CONFIG_LABELS: Mapping[str, str] = {
+    "retention": "Retention",
+    "chunk": "Chunk",
+    "window": "Window",
+    "sink": "Sink tokens",
+    "page_tokens": "Tokens a page",
+    "group_size": "Group size",
+    "scope": "Scope",
+    "scorer": "Scorer",
+    "alpha": "Safety margin",
+    "rewind": "Rewind",
+    "profile": "Profile",
+}
+COUNTER_LABELS: Mapping[str, tuple[str, str]] = {
+    "takeovers": ("Takeovers", "turns that continued a resident conversation"),
+    "evictions": ("Evictions", "resident conversations dropped to make room"),
+    "seals": ("Seals", "chunks cut down to what each head keeps"),
+    "preemptions": ("Preemptions", "running replies that had to wait for memory"),
+}
+
+
+def notice(text: str, tone: str = "info") -> str:
+    """A banner; an empty text gives nothing. ``tone`` is ``info``, ``good``, ``warn`` or ``bad``."""
+    if not text:
+        return ""
+    return f'<div class="notice {escape(tone)}" role="status">{escape(text)}</div>'
+
+
+def state_pill(state: str) -> str:
+    """The engine's state as a coloured label."""
+    tone = {"ready": "good", "failed": "bad", "stopped": "bad"}.get(state, "warn")
+    return f'<span class="pill {tone}"><i></i>Engine {escape(state)}</span>'
+
+
+def header(state: str, model: str, uptime: float | None) -> str:
+    """Title line: product, model, state, link back to the chat."""
+    up = f'<span class="muted">up {duration_text(uptime)}</span>' if uptime is not None else ""
+    name = f'<span class="muted model" title="{escape(model)}">{escape(model)}</span>' if model else ""
+    return (
+        '<header class="admin-head"><div class="brand">'
+        f"{logo_svg(28)}"
+        "<h1>Memory &amp; engine</h1></div>"
+        f'<div class="head-right">{name}{up}{state_pill(state)}'
+        '<a class="quiet" href="/">Back to the chat</a></div></header>'
+    )
+
+
+def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None) -> str:
+    """The numbers that an operator looks at first; dashes while there is no report yet."""
+    if snapshot is None:
+        return _cards(
+            [(label, "–", "") for label in ("Cache in use", "Pool in use", "Conversations", "First token")]
+        )
+    pool = snapshot.pool
+    used_pages = pool.running + pool.resident
+    running = sum(1 for row in snapshot.sequences if row.state == "running")
+    less = times_less_text(snapshot.full_cache_bytes, snapshot.used_bytes)
+    return _cards(
+        [
+            (
+                "Cache in use",
+                bytes_text(snapshot.used_bytes),
+                f"{less} than a full cache" if less else "",
+            ),
+            (
+                "Pool in use",
+                percent_text(used_pages / pool.total) if pool.total else "–",
+                f"{count_text(used_pages)} of {count_text(pool.total)} pages",
+            ),
+            ("Conversations", count_text(len(snapshot.sequences)), f"{running} running"),
+            (
+                "First token",
+                latency_text(ttft),
+                f"then {latency_text(itl)} a token" if itl is not None else "",
+            ),
+        ]
+    )
+
+
+def _cards(items: Iterable[tuple[str, str, str]]) -> str:
+    body = "".join(
+        f'<div class="card"><span>{escape(label)}</span><b>{escape(value)}</b>'
+        f"<small>{escape(note)}</small></div>"
+        for label, value, note in items
+    )
+    return f'<div class="cards">{body}</div>'
+
+
+def saving_line(snapshot: MemorySnapshot) -> str:
+    """What a full cache would need beside what is used."""
+    if not snapshot.sequences:
+        return '<p class="saving">No conversation holds memory now. Send a message to see it here.</p>'
+    less = times_less_text(snapshot.full_cache_bytes, snapshot.used_bytes)
+    return (
+        f'<p class="saving">A full cache would need <b>{bytes_text(snapshot.full_cache_bytes)}</b>; '
+        f"used <b>{bytes_text(snapshot.used_bytes)}</b>{f' ({less})' if less else ''}.</p>"
+    )
+
+
+def pool_table(pool: Pool) -> str:
+    """Pages and bytes of the pool by what holds them; the dots are the colours of the bar."""
+    body = "".join(
+        f'<tr><td><i class="dot" style="background:{colour}"></i>{name}</td>'
+        f'<td class="num">{count_text(pages)} pages</td>'
+        f'<td class="num">{bytes_text(pages * pool.page_bytes)}</td>'
+        f'<td class="num">{percent_text(pages / pool.total) if pool.total else "–"}</td></tr>'
+        for name, pages, colour in (
+            ("Running", pool.running, palette.RUNNING),
+            ("Resident", pool.resident, palette.RESIDENT),
+            ("Free", pool.free, palette.FREE),
+        )
+    )
+    return _table("pool", "", body)
+
+
+def sequences_table(snapshot: MemorySnapshot, limit: int = SHOWN_SEQUENCES) -> str:
+    """Sequences by memory, largest first; at most ``limit`` rows, the others summed in one line."""
+    rows = sorted(snapshot.sequences, key=lambda row: (-row.pages, row.id))
+    if not rows:
+        return '<p class="empty">No conversation is in memory.</p>'
+    page_bytes = snapshot.pool.page_bytes
+    body = "".join(_sequence_row(row, page_bytes) for row in rows[:limit])
+    rest = rows[limit:]
+    more = ""
+    if rest:
+        pages = sum(row.pages for row in rest)
+        more = (
+            f'<tr class="rest"><td>and {count_text(len(rest))} more</td><td></td>'
+            f'<td class="num">{count_text(sum(row.tokens for row in rest))}</td>'
+            f'<td class="num">{count_text(pages)}</td>'
+            f'<td class="num">{bytes_text(pages * page_bytes)}</td><td></td></tr>'
+        )
+    head = "<th>Id</th><th>State</th>" + "".join(
+        f'<th class="num">{name}</th>' for name in ("Tokens", "Pages", "Memory", "Idle")
+    )
+    return _table("sequences", head, body + more)
+
+
+def _sequence_row(row: SequenceRow, page_bytes: int) -> str:
+    tone = "good" if row.state == "running" else "calm"
+    return (
+        f'<tr><td><code title="{escape(row.id)}">{escape(short_id(row.id))}</code></td>'
+        f'<td><span class="tag {tone}">{escape(row.state)}</span></td>'
+        f'<td class="num">{count_text(row.tokens)}</td><td class="num">{count_text(row.pages)}</td>'
+        f'<td class="num">{bytes_text(row.pages * page_bytes)}</td>'
+        f'<td class="num">{duration_text(row.idle_seconds)}</td></tr>'
+    )
+
+
+def counters_panel(counters: Mapping[str, int]) -> str:
+    """What the cache did since the engine started."""
+    items = [(label, count_text(counters.get(key, 0)), note) for key, (label, note) in COUNTER_LABELS.items()]
+    return _cards(items)
+
+
+def config_table(snapshot: MemorySnapshot) -> str:
+    """The running model and its cache configuration."""
+    model, config = snapshot.model, snapshot.config
+    shape = f"{model.get('layers')} layers × {model.get('kv_heads')} KV heads × {model.get('head_size')}"
+    rows = [("Model", model.get("name")), ("Shape", shape), ("Data type", model.get("dtype"))]
+    limit = model.get("max_model_len")
+    if isinstance(limit, int):
+        rows.append(("Context", f"{limit:,} tokens"))
+    for key, label in CONFIG_LABELS.items():
+        if key in config:
+            rows.append((label, _config_text(key, config[key], snapshot)))
+    body = "".join(f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in rows)
+    return _table("facts wide", "", body)
+
+
+def _config_text(key: str, value: object, snapshot: MemorySnapshot) -> str:
+    if key == "group_size" and value is None:
+        return f"{snapshot.group_size} (automatic)"
+    if key == "profile" and value is None:
+        return "uniform budgets"
+    if key == "retention" and isinstance(value, int | float):
+        return percent_text(value)
+    return str(value)
+
+
+def text_table(rows: Sequence[Sequence[str]], columns: Sequence[str], name: str) -> str:
+    """A small table of text cells; all but the first column are aligned right."""
+    head = "".join(_cell("th", index, text) for index, text in enumerate(columns))
+    body = "".join(
+        "<tr>" + "".join(_cell("td", index, text) for index, text in enumerate(row)) + "</tr>" for row in rows
+    )
+    return _table(name, head, body)
+
+
+def _cell(tag: str, index: int, text: str) -> str:
+    return f"<{tag}{' class=num' if index else ''}>{escape(text)}</{tag}>"
+
+
+def _table(name: str, head: str, body: str) -> str:
+    top = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return f'<div class="table-scroll"><table class="{name}">{top}<tbody>{body}</tbody></table></div>'

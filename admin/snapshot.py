@@ -1,0 +1,154 @@
+"""The engine's memory report, checked once and typed for everything that draws it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from admin.errors import BadSnapshot
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Per-head values, each ``layers`` rows of ``kv_heads`` numbers, summed over the pool's sequences."""
+
+    budget: Matrix
+    tokens_kept: Matrix
+    pages: Matrix
+    tier: Matrix
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Pages of the pool by what holds them."""
+
+    total: int
+    free: int
+    running: int
+    resident: int
+    page_bytes: int
+
+
+@dataclass(frozen=True)
+class SequenceRow:
+    """One sequence that holds pages; ``idle_seconds`` is ``None`` while it runs."""
+
+    id: str
+    state: str
+    tokens: int
+    sealed_chunks: int
+    pages: int
+    idle_seconds: float | None
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """One answer of ``GET /tangram/memory``. Times are Unix seconds, sizes are bytes.
+
+    ``group_size`` is the one in force; in ``config`` it is ``None`` when the engine chose it by itself.
+    """
+
+    time: float
+    model: Mapping[str, Any]
+    config: Mapping[str, Any]
+    layers: int
+    kv_heads: int
+    group_size: int
+    tier_keep: tuple[int, ...]
+    pool: Pool
+    heads: Heads
+    sequences: tuple[SequenceRow, ...]
+    full_cache_bytes: int
+    used_bytes: int
+    counters: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> MemorySnapshot:
+        """Check and convert a report; raises :class:`BadSnapshot` that names the field."""
+        model = _mapping(data, "model")
+        geometry = _mapping(data, "geometry")
+        layers, kv_heads = _integer(model, "layers"), _integer(model, "kv_heads")
+        heads = _mapping(data, "heads")
+        pool = _mapping(data, "pool")
+        return cls(
+            time=_number(data, "time"),
+            model=model,
+            config=_mapping(data, "config"),
+            layers=layers,
+            kv_heads=kv_heads,
+            group_size=_integer(geometry, "group_size"),
+            tier_keep=tuple(_integer(tier, "keep") for tier in _mappings(geometry, "tiers")),
+            pool=Pool(
+                total=_integer(pool, "total_pages"),
+                free=_integer(pool, "free_pages"),
+                running=_integer(pool, "running_pages"),
+                resident=_integer(pool, "resident_pages"),
+                page_bytes=_integer(pool, "page_bytes"),
+            ),
+            heads=Heads(
+                budget=_matrix(heads, "budget", layers, kv_heads),
+                tokens_kept=_matrix(heads, "tokens_kept", layers, kv_heads),
+                pages=_matrix(heads, "pages", layers, kv_heads),
+                tier=_matrix(heads, "tier", layers, kv_heads),
+            ),
+            sequences=tuple(_sequence(row) for row in _mappings(data, "sequences")),
+            full_cache_bytes=_integer(data, "full_cache_bytes"),
+            used_bytes=_integer(data, "used_bytes"),
+            counters={str(key): int(value) for key, value in _mapping(data, "counters").items()},
+        )
+
+
+def _sequence(row: Mapping[str, Any]) -> SequenceRow:
+    idle = row.get("idle_seconds")
+    return SequenceRow(
+        id=str(row.get("id", "")),
+        state=str(row.get("state", "")),
+        tokens=_integer(row, "tokens"),
+        sealed_chunks=_integer(row, "sealed_chunks"),
+        pages=_integer(row, "pages"),
+        idle_seconds=None if idle is None else _number(row, "idle_seconds"),
+    )
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, Mapping):
+        raise BadSnapshot(f"memory report: {key} must be an object")
+    return value
+
+
+def _mappings(data: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    value = data.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise BadSnapshot(f"memory report: {key} must be a list of objects")
+    return value
+
+
+def _number(data: Mapping[str, Any], key: str) -> float:
+    value = data.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadSnapshot(f"memory report: {key} must be a number")
+    return float(value)
+
+
+def _integer(data: Mapping[str, Any], key: str) -> int:
+    value = _number(data, key)
+    if value < 0 or value != int(value):
+        raise BadSnapshot(f"memory report: {key} must be a whole number of at least 0")
+    return int(value)
+
+
+def _matrix(data: Mapping[str, Any], key: str, rows: int, columns: int) -> Matrix:
+    value = data.get(key)
+    if not isinstance(value, list) or len(value) != rows:
+        raise BadSnapshot(f"memory report: heads.{key} must have {rows} rows")
+    for row in value:
+        if not isinstance(row, list) or len(row) != columns:
+            raise BadSnapshot(f"memory report: heads.{key} must have {columns} columns")
+        if not all(isinstance(cell, int | float) and math.isfinite(cell) for cell in row):
+            raise BadSnapshot(f"memory report: heads.{key} must hold numbers")
+    return tuple(tuple(row) for row in value)

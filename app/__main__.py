@@ -1,0 +1,135 @@
+"""`python -m app`: starts everything and serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+from pydantic import ValidationError
+
+from app.errors import PortTaken
+from app.factory import build_services, create_app
+from app.services import Services
+from app.settings import Settings
+from db.errors import DbError
+
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 2
+
+
+class Server(uvicorn.Server):
+    """Settles the running replies first: their readers then leave by themselves."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at SIGINT and SIGTERM, and do not send them to ourselves again: a wanted end is a success."""
+        before = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            await _greet(self._services)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        _say("stopping: replies are saved, then the engine ends")
+        await self._services.generation.close()
+        await super().shutdown(sockets)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until a signal. Returns the exit code: 2 for a setting that cannot work, a taken port included."""
+    if arguments:
+        _say("python -m app takes no arguments: settings come from the environment (MODEL, TANGRAM_...)")
+        return EXIT_CONFIGURATION
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        settings = Settings()
+        listening = _listen(settings.host, settings.port)
+    except ValidationError as error:
+        for problem in error.errors():
+            _say(f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+        return EXIT_CONFIGURATION
+    except PortTaken as error:
+        _say(error.message)
+        return EXIT_CONFIGURATION
+    with listening:
+        return _serve(settings, listening)
+
+
+def _serve(settings: Settings, listening: socket.socket) -> int:
+    try:
+        services = build_services(settings, progress=_say)
+        services.database.migrate()
+    except (DbError, OSError) as error:
+        _say(f"cannot start: {error}")
+        return EXIT_FAILED
+    from admin.mount import mount as mount_admin
+
+    app = create_app(settings, services=services, mounts=[mount_admin])
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = Server(config, services)
+    asyncio.run(server.serve(sockets=[listening]))
+    return 0 if server.started else EXIT_FAILED
+
+
+async def _greet(services: Services) -> None:
+    settings = services.settings
+    address = f"http://{_in_url(settings.host)}:{settings.port}"
+    _say(f"Tangram Chat is at {address}")
+    if await services.accounts.needs_setup():
+        _say(f"No account yet: open {address}/setup to create yours.")
+        _say(f"From another machine the page asks for this key: {services.accounts.setup_key}")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before anything else is started. Raises PortTaken with what to do."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        raise PortTaken(
+            f"cannot serve on {host}:{port}: {error.strerror or error}. Is another Tangram Chat running? "
+            "Stop it, or choose another port with TANGRAM_PORT."
+        ) from error
+    return listening
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else "localhost" if host in ("0.0.0.0", "") else host  # noqa: S104
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

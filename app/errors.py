@@ -1,0 +1,132 @@
+"""Every error that the app raises on purpose.
+
+Each one knows its HTTP status and a stable machine-readable ``code``; the message is written for the person
+who reads it and says what to do. Storage errors (`db.errors`) and engine errors (`tangram.errors`) are mapped
+to the same shape in `app.routes.failures`.
+"""
+
+from __future__ import annotations
+
+
+class AppError(Exception):
+    """Base class. `status` is the HTTP status, `code` a stable identifier."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(AppError):
+    """The request cannot be carried out as it stands; `param` names the field."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class ContextTooLong(BadRequest):
+    """The conversation and its new message do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(
+            f"This conversation would be {tokens} tokens long, and the model reads at most {limit}, "
+            "the reply included. Start a new conversation or shorten the message.",
+            param="messages",
+        )
+        self.tokens = tokens
+        self.limit = limit
+
+
+class NotSignedIn(AppError):
+    """No valid session or API key came with the request."""
+
+    status = 401
+    code = "not_signed_in"
+
+    def __init__(
+        self, message: str = "Sign in first, or send an API key as 'Authorization: Bearer KEY'."
+    ) -> None:
+        super().__init__(message)
+
+
+class Forbidden(AppError):
+    """The signed-in user may not do this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class Missing(AppError):
+    """There is no such thing, or it belongs to somebody else."""
+
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFound(Missing):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+
+class ConversationBusy(AppError):
+    """A reply of this conversation is still being written."""
+
+    status = 409
+    code = "conversation_busy"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A reply is still being written in this conversation. Stop it or wait until it is done."
+        )
+
+
+class TooManyAttempts(AppError):
+    """Too many failed sign-ins; try again in `retry_after` seconds."""
+
+    status = 429
+    code = "too_many_attempts"
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"Too many failed attempts to sign in. Try again in {retry_after} seconds.")
+        self.retry_after = retry_after
+
+
+class EngineNotReady(AppError):
+    """The engine is starting, restarting or down; ask again after `retry_after` seconds."""
+
+    status = 503
+    code = "engine_not_ready"
+
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineStartFailed(AppError):
+    """The engine did not come up. `rolled_back`: the previous configuration runs again."""
+
+    status = 502
+    code = "engine_start_failed"
+
+    def __init__(self, message: str, *, rolled_back: bool = False) -> None:
+        super().__init__(message)
+        self.rolled_back = rolled_back
+
+
+class ModelUnusable(AppError):
+    """The model's tokenizer or chat template cannot be used."""
+
+    status = 500
+    code = "model_unusable"
+
+
+class PortTaken(AppError):
+    """The address to serve on is in use."""
+
+    code = "port_taken"

@@ -1,0 +1,116 @@
+"""Puts the app together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from fastapi import FastAPI
+
+from app import __version__
+from app.accounts import Accounts, auth_dependency
+from app.generation import GenerationService
+from app.managed_engine import ManagedEngine
+from app.metrics import Metrics
+from app.middleware import Identify, LimitBody, Observe, OriginGuard
+from app.remote_engine import RemoteEngine
+from app.routes import api, auth, failures, health, metrics, openai, replies
+from app.services import Services
+from app.settings import Settings
+from app.supervisor import EngineSupervisor
+from db.database import Database
+from db.store import Store
+
+log = logging.getLogger(__name__)
+
+ENGINE_SETTING = "engine"
+"""Key under which the values tuned in the console are stored."""
+
+MountFn = Callable[[FastAPI, Services], None]
+
+
+def build_services(
+    settings: Settings,
+    *,
+    supervisor: EngineSupervisor | None = None,
+    progress: Callable[[str], None] = log.info,
+) -> Services:
+    """Make every part; nothing runs and no file is opened yet."""
+    settings.make_folders()
+    if supervisor is None:
+        kind = RemoteEngine if settings.engine_url else ManagedEngine
+        supervisor = kind(settings, progress=progress)
+    database = Database(settings.database_path, settings.backups_dir)
+    store = Store(database)
+    counters = Metrics(supervisor)
+    return Services(
+        settings=settings,
+        database=database,
+        store=store,
+        supervisor=supervisor,
+        generation=GenerationService(store, supervisor, counters),
+        accounts=Accounts(store, session_days=settings.session_days),
+        metrics=counters,
+    )
+
+
+def create_app(
+    settings: Settings,
+    *,
+    services: Services | None = None,
+    mounts: Sequence[MountFn] = (),
+    chat_ui: bool = True,
+) -> FastAPI:
+    """The ASGI app.
+
+    Args:
+        services: ready-made parts, for callers that need them before the app runs.
+        mounts: called in order to add pages (the console), before the chat takes everything else at "/".
+        chat_ui: whether to mount the chat at "/".
+    """
+    services = services or build_services(settings)
+    app = FastAPI(
+        title="Tangram Chat",
+        version=__version__,
+        docs_url=None,  # these pages load their scripts from elsewhere
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=_lifespan,
+    )
+    app.state.services = services
+    failures.install(app)
+    for module in (health, metrics, auth, openai, replies, api):
+        app.include_router(module.router)
+    app.include_router(api.fallback)
+    for mount in mounts:
+        mount(app, services)
+    if chat_ui:
+        # Read by Gradio when it is imported: no word about this installation leaves the host.
+        os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+        from app.ui.mount import mount as mount_chat
+
+        mount_chat(app, services, auth_dependency)
+    # The last one added is the first one that a request meets.
+    app.add_middleware(Identify, accounts=services.accounts)
+    app.add_middleware(OriginGuard)
+    app.add_middleware(LimitBody)
+    app.add_middleware(Observe, metrics=services.metrics)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    await asyncio.to_thread(services.database.migrate)
+    try:
+        if count := await services.store.recover_interrupted():
+            log.info("%d unfinished replies of the last run are marked as interrupted", count)
+        await services.supervisor.start(await services.store.get_setting(ENGINE_SETTING) or {})
+        yield
+    finally:
+        await services.generation.close()
+        await services.supervisor.stop()
+        await services.database.aclose()

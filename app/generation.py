@@ -1,0 +1,292 @@
+"""Replies as jobs of the app: started, watched, stopped and settled here, whoever is connected.
+
+The user's message and an empty reply are in the database before the engine is asked. While the engine writes,
+the text and the token ids are saved about once a second. A reader that goes away only detaches; only `stop`,
+a restart of the engine and the end of the app abort a reply, and each leaves its text with a final status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+from app.errors import BadRequest, ContextTooLong, ConversationBusy, EngineNotReady
+from app.events import Event, ReplyHandle, Sampling
+from app.job import Job, replay
+from app.metrics import Metrics
+from app.reply_runner import ReplyRunner
+from app.sampling import completion_budget, resolve
+from app.supervisor import EngineSupervisor
+from app.templating import Templating
+from db.errors import NotFound
+from db.store import Store
+from db.views import ConversationView, MessageView
+from tangram.client import CompletionRequest, EngineClient
+
+MAX_CONTENT = 400_000
+"""Characters of one message."""
+
+
+class GenerationService:
+    """All running replies of this process.
+
+    Args:
+        flush_seconds: how often a running reply is saved.
+        drain_seconds: what a reply gets to finish before a wanted restart of the engine interrupts it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        supervisor: EngineSupervisor,
+        metrics: Metrics,
+        *,
+        flush_seconds: float = 1.0,
+        drain_seconds: float = 10.0,
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._runner = ReplyRunner(
+            store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget
+        )
+        self._drain_seconds = drain_seconds
+        self._jobs: dict[str, Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy: dict[tuple[str, str], asyncio.Event] = {}
+        self._closing = False
+        supervisor.drain = self.drain
+
+    # ---- beginning a reply -------------------------------------------------------------------
+
+    async def send(
+        self,
+        owner: str,
+        conversation_id: str,
+        content: str,
+        parent_id: str | None = None,
+        sampling: Sampling | None = None,
+    ) -> ReplyHandle:
+        """Commit the user's message and an empty reply, start the reply, return both.
+
+        parent_id: the reply to answer; default the active leaf.
+        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, BadRequest (empty content);
+        nothing is stored in these cases, so a page can keep the text in its input.
+        """
+        with self._claim(owner, conversation_id):
+            conversation = await self._store.get_conversation(owner, conversation_id)
+            path = await self._store.path(owner, conversation_id, parent_id)
+            return await self._turn(owner, conversation, path, content, sampling)
+
+    async def edit(
+        self,
+        owner: str,
+        conversation_id: str,
+        user_message_id: str,
+        content: str,
+        sampling: Sampling | None = None,
+    ) -> ReplyHandle:
+        """A new sibling of the user's message with other text, and a reply to it. Raises as `send`."""
+        with self._claim(owner, conversation_id):
+            conversation = await self._store.get_conversation(owner, conversation_id)
+            path = await self._store.path(owner, conversation_id, user_message_id)
+            if path[-1].role != "user":
+                raise BadRequest("Only your own messages can be edited.", param="message_id")
+            return await self._turn(owner, conversation, path[:-1], content, sampling)
+
+    async def regenerate(
+        self, owner: str, conversation_id: str, reply_id: str, sampling: Sampling | None = None
+    ) -> ReplyHandle:
+        """A new sibling of the reply, from the same user message. Raises as `send`."""
+        with self._claim(owner, conversation_id):
+            conversation = await self._store.get_conversation(owner, conversation_id)
+            path = await self._store.path(owner, conversation_id, reply_id)
+            if path[-1].role != "assistant":
+                raise BadRequest("Only replies can be regenerated.", param="reply_id")
+            engine, templating = self._ready()
+            *before, user, old = path
+            if old.model != templating.model_name:  # its ids are another model's
+                ids = await asyncio.to_thread(
+                    templating.user_segment, before, conversation.system_prompt, user.content
+                )
+                await self._store.set_user_tokens(owner, user.id, ids)
+                path = await self._store.path(owner, conversation_id, user.id)
+            else:
+                path = [*before, user]
+            prompt = await asyncio.to_thread(templating.prompt, path, conversation.system_prompt)
+            request = await self._request(owner, conversation, templating, prompt, sampling)
+            reply = await self._store.add_reply(owner, conversation_id, user.id, templating.model_name)
+            self._begin(owner, conversation_id, reply, engine, request, templating)
+            return ReplyHandle(path[-1], reply)
+
+    async def _turn(
+        self,
+        owner: str,
+        conversation: ConversationView,
+        path: Sequence[MessageView],
+        content: str,
+        sampling: Sampling | None,
+    ) -> ReplyHandle:
+        if not content.strip():
+            raise BadRequest("The message is empty.", param="content")
+        if len(content) > MAX_CONTENT:
+            raise BadRequest(f"The message is longer than {MAX_CONTENT} characters.", param="content")
+        if path and path[-1].role != "assistant":
+            raise BadRequest("A message answers a reply: name a reply as its parent.", param="parent_id")
+        engine, templating = self._ready()
+
+        def tokens() -> tuple[list[int], list[int]]:
+            segment = templating.user_segment(path, conversation.system_prompt, content)
+            return segment, [*templating.history(path, conversation.system_prompt), *segment]
+
+        segment, prompt = await asyncio.to_thread(tokens)
+        request = await self._request(owner, conversation, templating, prompt, sampling)
+        user, reply = await self._store.add_turn(
+            owner, conversation.id, path[-1].id if path else None, content, segment, templating.model_name
+        )
+        self._begin(owner, conversation.id, reply, engine, request, templating)
+        return ReplyHandle(user, reply)
+
+    def _ready(self) -> tuple[EngineClient, Templating]:
+        if self._closing:
+            raise EngineNotReady("The server is shutting down.")
+        return self._supervisor.client, self._supervisor.templating
+
+    @contextlib.contextmanager
+    def _claim(self, owner: str, conversation_id: str) -> Iterator[None]:
+        """One reply at a time in a conversation, from the first look to the reply's end.
+
+        By owner too: a stranger who names the conversation neither learns of it nor blocks it.
+        """
+        claim = (owner, conversation_id)
+        if claim in self._busy or self.running(owner, conversation_id):
+            raise ConversationBusy
+        released = self._busy[claim] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._busy[claim]
+            released.set()
+
+    async def _request(
+        self,
+        owner: str,
+        conversation: ConversationView,
+        templating: Templating,
+        prompt: list[int],
+        sampling: Sampling | None,
+    ) -> CompletionRequest:
+        limit = self._supervisor.status.max_model_len
+        if limit and len(prompt) >= limit:
+            raise ContextTooLong(len(prompt) + 1, limit)
+        user = await self._store.user_by_id(owner)
+        if user is None:
+            raise NotFound("user")
+        chosen = resolve(sampling, conversation.settings, templating.text.defaults)
+        return CompletionRequest(
+            model=self._supervisor.status.model,
+            prompt=prompt,
+            max_tokens=completion_budget(chosen.max_tokens, len(prompt), limit),
+            temperature=chosen.temperature,
+            top_p=chosen.top_p,
+            seed=chosen.seed,
+            stop_token_ids=templating.stop_token_ids,
+            cache_salt=user.cache_salt,
+        )
+
+    # ---- watching and stopping ---------------------------------------------------------------
+
+    async def subscribe(self, owner: str, reply_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Events of a reply from character `after` on; ends after `done`. Closing it only detaches.
+
+        Works for finished replies too (snapshot, done). Raises NotFound (db) at the first step.
+        """
+        job = self._job(owner, reply_id)
+        events = job.watch(after) if job else replay(await self._reply(owner, reply_id), after)
+        async for event in events:
+            yield event
+
+    async def stop(self, owner: str, reply_id: str) -> None:
+        """Abort the reply in the engine and settle it as stopped, its text kept. No-op when it is finished.
+
+        Returns when it is settled. Raises NotFound (db).
+        """
+        job = self._job(owner, reply_id)
+        if job is None:
+            await self._reply(owner, reply_id)
+            return
+        job.ask_to_end("stopped")
+        await job.settled.wait()
+
+    async def stop_conversation(self, owner: str, conversation_id: str) -> None:
+        """Stop whatever is being written in a conversation; to be called before it is deleted."""
+        if reply_id := self.running(owner, conversation_id):
+            await self.stop(owner, reply_id)
+
+    def running(self, owner: str, conversation_id: str) -> str | None:
+        """Id of the reply being written in this conversation, if any."""
+        for job in self._jobs.values():
+            if job.conversation_id == conversation_id and job.owner == owner:
+                return job.reply_id
+        return None
+
+    @property
+    def active(self) -> int:
+        """Replies that are being written."""
+        return len(self._jobs)
+
+    async def drain(self) -> None:
+        """Wait for the running replies, then interrupt those that take too long."""
+        await self._begun()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=self._drain_seconds)
+        await self._interrupt_all()
+
+    async def close(self) -> None:
+        """Settle all running replies as interrupted, with their text, and accept no more."""
+        self._closing = True
+        await self._begun()
+        await self._interrupt_all()
+
+    async def _begun(self) -> None:
+        """Return when each turn that was being stored either has its job or was refused."""
+        for released in tuple(self._busy.values()):
+            await released.wait()
+
+    async def _interrupt_all(self) -> None:
+        for job in tuple(self._jobs.values()):
+            job.ask_to_end("interrupted")
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    def _job(self, owner: str, reply_id: str) -> Job | None:
+        job = self._jobs.get(reply_id)
+        return job if job is not None and job.owner == owner else None
+
+    async def _reply(self, owner: str, reply_id: str) -> MessageView:
+        message = await self._store.get_message(owner, reply_id)
+        if message.role != "assistant":
+            raise NotFound("reply")
+        return message
+
+    # ---- the job -----------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        owner: str,
+        conversation_id: str,
+        reply: MessageView,
+        engine: EngineClient,
+        request: CompletionRequest,
+        templating: Templating,
+    ) -> None:
+        job = Job(owner, conversation_id, reply.id, prompt_tokens=len(request.prompt))
+        self._jobs[reply.id] = job
+        task = asyncio.create_task(
+            self._runner.run(job, engine, request, templating), name=f"reply {reply.id}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.pop(job.reply_id, None)

@@ -1,0 +1,112 @@
+"""One running reply: its text so far, and those who watch it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.events import Event
+from db.views import FinalStatus, MessageView
+from tangram.client import CompletionChunk, Usage
+
+_UPDATE_SECONDS = 0.02
+
+
+@dataclass
+class Job:
+    """State of a generation. Text only grows, so a subscriber's place is a number of characters.
+
+    ending: how to settle it, once somebody asked (Stop, or the app going down). settled: the database has it.
+    """
+
+    owner: str
+    conversation_id: str
+    reply_id: str
+    prompt_tokens: int
+    status: str = "pending"
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+    ending: FinalStatus | None = None
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    began: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    last_token: float | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, chunk: CompletionChunk) -> None:
+        """Add what the engine sent."""
+        if chunk.token_ids:
+            self.last_token = time.monotonic()
+            self.first_token = self.first_token or self.last_token
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.usage = chunk.usage or self.usage
+        self.notify()
+
+    def ask_to_end(self, how: FinalStatus) -> None:
+        """Have the generation stop soon and settle as `how`. The first to ask decides."""
+        if self.ending is None:
+            self.ending = how
+            self.end.set()
+
+    def notify(self) -> None:
+        """Wake the subscribers."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def measure(self, kept_fraction: float | None) -> dict[str, Any]:
+        """The numbers under the reply: tokens, milliseconds, tokens a second, share of the cache kept."""
+        now = time.monotonic()
+        completion = len(self.token_ids)
+        stats: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.usage.cached_tokens if self.usage else None,
+            "completion_tokens": completion,
+            "duration_ms": round((now - self.began) * 1000),
+            "ttft_ms": round((self.first_token - self.began) * 1000) if self.first_token else None,
+            "tokens_per_second": None,
+            "kept_fraction": kept_fraction,
+        }
+        if completion > 1 and self.first_token and self.last_token and self.last_token > self.first_token:
+            stats["tokens_per_second"] = round((completion - 1) / (self.last_token - self.first_token), 2)
+        return stats
+
+    async def watch(self, after: int) -> AsyncGenerator[Event, None]:
+        """Events from character `after` on, until the reply is settled. Slow readers get larger deltas."""
+        seen: int | None = after if 0 < after <= len(self.text) else None
+        if seen is None and not self.text and not self.settled.is_set():
+            yield Event("queued", "", self.status, 0, error=None)
+        while True:
+            changed = self._changed
+            settled = self.settled.is_set()
+            if seen is None or seen > len(self.text):
+                if self.text or settled:
+                    seen = len(self.text)
+                    yield Event("snapshot", self.text, self.status, seen, self.stats, self.error)
+            elif seen < len(self.text):
+                delta, seen = self.text[seen:], len(self.text)
+                yield Event("delta", delta, self.status, seen, self.stats)
+            if settled:
+                yield Event("done", self.text, self.status, len(self.text), self.stats, self.error)
+                return
+            await changed.wait()
+            await asyncio.sleep(_UPDATE_SECONDS)  # gather what comes at once into one event
+
+
+async def replay(message: MessageView, after: int) -> AsyncGenerator[Event, None]:
+    """The events of a reply that is finished."""
+    text, size = message.content, len(message.content)
+    if not 0 < after <= size:
+        yield Event("snapshot", text, message.status, size, message.stats, message.error)
+    elif after < size:
+        yield Event("delta", text[after:], message.status, size, message.stats)
+    yield Event("done", text, message.status, size, message.stats, message.error)

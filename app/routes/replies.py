@@ -1,0 +1,130 @@
+"""Sending messages and following replies, as server-sent events.
+
+    event: message   {"user": {...}, "reply": {...}}      once, first, when the turn is stored
+    event: queued    the engine has not answered yet
+    event: snapshot  {"text"}  the whole text so far
+    event: delta     {"text"}  more text
+    event: done      {"text", "status", "stats", "error"}
+
+The id of an event is the number of characters so far: a client that reconnects with Last-Event-ID gets
+the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Response
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+from app.errors import Missing
+from app.events import ReplyHandle, Sampling
+from app.routes.deps import ServicesDep, User
+from app.routes.views import event_json, message_json
+from app.sampling import checked
+from app.services import Services
+from app.sse import EventStream, encode_event
+
+router = APIRouter(prefix="/api")
+
+
+class SamplingBody(BaseModel):
+    """stream: follow the reply in the answer (server-sent events), or wait for its end (JSON)."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stream: bool = True
+
+    def sampling(self) -> Sampling:
+        return checked(self.model_dump())
+
+
+class NewMessage(SamplingBody):
+    content: str
+    parent_id: str | None = None
+
+
+class Edit(SamplingBody):
+    content: str
+
+
+@router.post("/conversations/{conversation_id}/messages")
+async def send(conversation_id: str, body: NewMessage, user: User, services: ServicesDep) -> Response:
+    """Store a message and answer it."""
+    handle = await services.generation.send(
+        user.id, conversation_id, body.content, body.parent_id, body.sampling()
+    )
+    return await _answer(services, user.id, handle, body.stream)
+
+
+@router.post("/messages/{message_id}/edit")
+async def edit(message_id: str, body: Edit, user: User, services: ServicesDep) -> Response:
+    """Store another version of an own message beside it, and answer that."""
+    message = await services.store.get_message(user.id, message_id)
+    handle = await services.generation.edit(
+        user.id, message.conversation_id, message_id, body.content, body.sampling()
+    )
+    return await _answer(services, user.id, handle, body.stream)
+
+
+@router.post("/replies/{reply_id}/regenerate")
+async def regenerate(
+    reply_id: str, user: User, services: ServicesDep, body: SamplingBody | None = None
+) -> Response:
+    """Another reply to the same message, beside the first."""
+    reply = await services.store.get_message(user.id, reply_id)
+    body = body or SamplingBody()
+    handle = await services.generation.regenerate(user.id, reply.conversation_id, reply_id, body.sampling())
+    return await _answer(services, user.id, handle, body.stream)
+
+
+@router.get("/replies/{reply_id}")
+async def get_reply(reply_id: str, user: User, services: ServicesDep) -> dict[str, Any]:
+    message = await services.store.get_message(user.id, reply_id)
+    if message.role != "assistant":
+        raise Missing("Reply not found.")
+    return message_json(message)
+
+
+@router.get("/replies/{reply_id}/events")
+async def follow(
+    reply_id: str, user: User, services: ServicesDep, last_event_id: Annotated[str | None, Header()] = None
+) -> Response:
+    """Follow a reply, from where `Last-Event-ID` says. Works for finished ones too."""
+    await get_reply(reply_id, user, services)
+    after = int(last_event_id) if last_event_id and last_event_id.isdecimal() else 0
+    return EventStream(_events(services, user.id, reply_id, after))
+
+
+@router.post("/replies/{reply_id}/stop")
+async def stop(reply_id: str, user: User, services: ServicesDep) -> dict[str, Any]:
+    """Abort the reply; its text is kept."""
+    await services.generation.stop(user.id, reply_id)
+    return message_json(await services.store.get_message(user.id, reply_id))
+
+
+async def _answer(services: Services, owner: str, handle: ReplyHandle, stream: bool) -> Response:
+    if stream:
+        return EventStream(_events(services, owner, handle.reply.id, 0, handle))
+    async with contextlib.aclosing(services.generation.subscribe(owner, handle.reply.id)) as events:
+        async for _ in events:
+            pass
+    reply = await services.store.get_message(owner, handle.reply.id)
+    return JSONResponse({"user": message_json(handle.user), "reply": message_json(reply)})
+
+
+async def _events(
+    services: Services, owner: str, reply_id: str, after: int, handle: ReplyHandle | None = None
+) -> AsyncGenerator[bytes, None]:
+    if handle is not None:
+        yield encode_event(
+            "message", {"user": message_json(handle.user), "reply": message_json(handle.reply)}
+        )
+    async with contextlib.aclosing(services.generation.subscribe(owner, reply_id, after)) as events:
+        async for event in events:
+            yield encode_event(event.kind, event_json(event), event.seq)

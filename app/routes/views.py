@@ -1,0 +1,71 @@
+"""JSON forms of what the API hands out. Token ids, hashes and salts stay here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.events import Event
+from app.supervisor import EngineStatus
+from db.views import ApiKeyView, ConversationView, MessageView
+
+
+def conversation_json(conversation: ConversationView) -> dict[str, Any]:
+    return {
+        "id": conversation.id,
+        "title": conversation.title,
+        "system_prompt": conversation.system_prompt,
+        "settings": conversation.settings,
+        "active_leaf_id": conversation.active_leaf_id,
+        "created_at": conversation.created_at,
+        "updated_at": conversation.updated_at,
+        "cursor": conversation.cursor,
+    }
+
+
+def message_json(message: MessageView) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "conversation_id": message.conversation_id,
+        "parent_id": message.parent_id,
+        "role": message.role,
+        "content": message.content,
+        "status": message.status,
+        "finish_reason": message.finish_reason,
+        "error": message.error,
+        "stats": message.stats,
+        "model": message.model,
+        "created_at": message.created_at,
+        "updated_at": message.updated_at,
+        "sibling_index": message.sibling_index,
+        "sibling_count": message.sibling_count,
+    }
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    body: dict[str, Any] = {"text": event.text, "status": event.status}
+    if event.kind in ("snapshot", "done"):
+        body |= {"stats": dict(event.stats), "error": event.error}
+    return body
+
+
+def key_json(key: ApiKeyView) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "created_at": key.created_at,
+        "last_used_at": key.last_used_at,
+        "revoked_at": key.revoked_at,
+    }
+
+
+def engine_json(status: EngineStatus) -> dict[str, Any]:
+    return {
+        "state": status.state.value,
+        "phase": status.phase,
+        "detail": status.detail,
+        "model": status.model,
+        "max_model_len": status.max_model_len,
+        "since": status.since,
+        "restarts": status.restarts,
+        "ready_seconds": status.ready_seconds,
+    }

@@ -1,0 +1,43 @@
+"""The objects that make up the product, as the HTTP routes and the Gradio pages share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.accounts import Accounts
+from app.generation import GenerationService
+from app.metrics import Metrics
+from app.settings import Settings
+from app.supervisor import EngineSupervisor
+from app.templating import Templating
+from db.database import Database
+from db.store import Store
+from tangram.client import EngineClient
+
+
+@dataclass(frozen=True)
+class Services:
+    """One per process, made by `app.factory.create_app`, alive for the length of its lifespan.
+
+    supervisor.status    EngineStatus(state, phase, detail, model, since, restarts, ...), never raises
+    supervisor.restart   restarts with other settings, or goes back and raises EngineStartFailed
+    supervisor.log_tail  the last lines of the engine's log, redacted
+    """
+
+    settings: Settings
+    database: Database
+    store: Store
+    supervisor: EngineSupervisor
+    generation: GenerationService
+    accounts: Accounts
+    metrics: Metrics
+
+    @property
+    def engine(self) -> EngineClient:
+        """The client of the running engine. Raises EngineNotReady while there is none."""
+        return self.supervisor.client
+
+    @property
+    def templating(self) -> Templating:
+        """Tokenizer and chat template of the served model. Raises EngineNotReady until they are loaded."""
+        return self.supervisor.templating

@@ -1,0 +1,84 @@
+"""Settings of the app, read from the environment once at start."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_HOME = Path("~/.local/share/tangram-chat")
+
+
+class Settings(BaseSettings):
+    """Each field is the environment variable of the same name with TANGRAM_ in front, save MODEL.
+
+    The engine's own options (TANGRAM_RETENTION, TANGRAM_CHUNK, ...) are read by the engine process.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TANGRAM_", populate_by_name=True, frozen=True, extra="ignore"
+    )
+
+    home: Path = DEFAULT_HOME
+    """Where the model, the database, backups and logs live."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+
+    model: str = Field(default="", validation_alias="MODEL")
+    """Path or hub id of the model; empty: the bundled one."""
+
+    engine_args: str = ""
+    """Further vLLM options for the engine's command line, quoted as in a shell."""
+
+    engine_url: str = ""
+    """Use the engine that runs at this address instead of starting one."""
+
+    engine_api_key: str = Field(default="", repr=False)
+    """Key of the engine at `engine_url`, when it wants one."""
+
+    engine_command: str = ""
+    """What starts the engine, before MODEL and the options; empty: `python -m tangram serve`."""
+
+    start_timeout: float = Field(default=900.0, gt=0)
+    """Seconds that the engine may take to become ready."""
+
+    session_days: int = Field(default=30, ge=1)
+
+    @field_validator("home", mode="after")
+    @classmethod
+    def _absolute(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
+
+    @field_validator("engine_args", "engine_command")
+    @classmethod
+    def _splits(cls, text: str) -> str:
+        try:
+            shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"cannot be split like a shell command: {error}") from error
+        return text
+
+    @property
+    def database_path(self) -> Path:
+        return self.home / "db" / "chat.sqlite3"
+
+    @property
+    def backups_dir(self) -> Path:
+        return self.home / "backups"
+
+    @property
+    def models_dir(self) -> Path:
+        return self.home / "models"
+
+    @property
+    def engine_log(self) -> Path:
+        return self.home / "logs" / "engine.log"
+
+    def make_folders(self) -> None:
+        """Create the data directory, readable by its owner alone."""
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (self.database_path.parent, self.backups_dir, self.models_dir, self.engine_log.parent):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)

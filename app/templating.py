@@ -1,0 +1,223 @@
+"""Tokens in, tokens out: turns a conversation into the token ids that the engine is sent.
+
+Rendering a chat template over text tokenises the assistant's replies again, and the result can differ from
+the ids that were generated; the engine would then not recognise its own history. So each message keeps its
+own segment of ids, and a prompt is the concatenation of the segments on its path:
+
+    user segment       template text from the end of the previous reply's content to the start of the new
+                       reply (first turn: from the start, with BOS and the system prompt)
+    assistant segment  the generated ids, as the engine returned them
+
+The text between a reply and the next one is found by rendering the template with a marker as the reply and
+taking what follows the marker. Where that begins with the end-of-turn token that the reply already ends with,
+it is not added twice; where the reply was cut short, it brings the token.
+
+A user message whose reply failed with no text is not a turn: it is carried by the next user segment, which
+holds both messages. `prompt` therefore skips such pairs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from app.chat_template import ChatTemplate, Message, TemplateRefused
+from app.errors import BadRequest, ModelUnusable
+from app.tokenizer import ModelText
+from db.views import MessageView
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """User messages that were sent one after another without a reply between them, and the reply's ids.
+
+    reply: None for a turn that waits for its reply.
+    """
+
+    user: tuple[str, ...]
+    reply: tuple[int, ...] | None = None
+
+
+class Templating:
+    """Segments and prompts of one model."""
+
+    def __init__(self, model_name: str, text: ModelText) -> None:
+        self.model_name = model_name
+        self.text = text
+        self._template = ChatTemplate(text.chat_template, text.special_tokens)
+        try:
+            self.after_reply(("probe",), ())
+        except TemplateRefused as error:
+            raise ModelUnusable(f"The model's chat template cannot render a conversation: {error}") from error
+
+    # ---- segments ----------------------------------------------------------------------------
+
+    def first_segment(self, system_prompt: str, user: Sequence[str]) -> list[int]:
+        """Ids from the start of a conversation to the start of its first reply."""
+        return self.text.encode(self._render_first(system_prompt, tuple(user)))
+
+    def after_reply(self, user: Sequence[str], reply: Sequence[int]) -> list[int]:
+        """Ids from the end of a reply to the start of the next one.
+
+        Args:
+            user: the user's new messages (several when earlier ones got no reply).
+            reply: ids of the reply that these messages follow.
+        """
+        ids = self.text.encode(self._render_delta(tuple(user)))
+        if ids and reply and reply[-1] == ids[0] and self.text.is_special(ids[0]):
+            return ids[1:]
+        return ids
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The special token with which the template ends a reply, if it has one."""
+        ids = self.text.encode(self._render_delta(("probe",)))
+        return ids[0] if ids and self.text.is_special(ids[0]) else None
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a reply and that the engine may not know of."""
+        return () if self.turn_end is None else (self.turn_end,)
+
+    def settle(self, ids: Sequence[int]) -> list[int]:
+        """The ids to keep of a reply that ended.
+
+        Drops an end token that is not the template's own end of turn (the next segment brings that one), and
+        the bytes of a character that was cut in the middle (at most three).
+        """
+        kept = list(ids)
+        if kept and kept[-1] in self.text.eos_ids and kept[-1] != self.turn_end:
+            kept.pop()
+        for _ in range(3):
+            if not kept or not self.text.decode(kept[-8:]).endswith(_REPLACEMENT):
+                break
+            kept.pop()
+        return kept
+
+    # ---- conversations -----------------------------------------------------------------------
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a whole conversation given as text, for the stateless API.
+
+        Raises BadRequest when the template does not take these messages.
+        """
+        try:
+            return self.text.encode(self._render(self._fold_system(messages)))
+        except TemplateRefused as error:
+            raise BadRequest(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+    def user_segment(self, path: Sequence[MessageView], system_prompt: str, content: str) -> list[int]:
+        """Ids of a new user message under `path` (root to the reply it answers; empty: first turn)."""
+        waiting, replied = _split_unanswered(path)
+        user = (*(message.content for message in waiting), content)
+        if not replied:
+            return self.first_segment(system_prompt, user)
+        return self.after_reply(user, self.segment(replied, system_prompt))
+
+    def history(self, path: Sequence[MessageView], system_prompt: str) -> list[int]:
+        """Ids of `path` as they stand before a new user message: what `user_segment` covers is left out."""
+        return self.prompt(_split_unanswered(path)[1], system_prompt)
+
+    def prompt(self, path: Sequence[MessageView], system_prompt: str) -> list[int]:
+        """Ids of the whole path (root to the user message to answer, whose stored ids are this model's)."""
+        ids: list[int] = []
+        for end in _kept(path):
+            ids += self.segment(path[:end], system_prompt, path[end] if end < len(path) else None)
+        return ids
+
+    def segment(
+        self, path: Sequence[MessageView], system_prompt: str, following: MessageView | None = None
+    ) -> list[int]:
+        """Ids of the last message of `path`: as stored, or made from its text if another model wrote them.
+
+        A user message does not know its model, the reply that follows it does.
+        """
+        message = path[-1]
+        model = following.model if message.role == "user" and following is not None else message.model
+        if message.token_ids and model in (self.model_name, None):
+            return list(message.token_ids)
+        if message.role == "user":
+            return self.user_segment(path[:-1], system_prompt, message.content)
+        ids = self.text.encode(message.content)
+        return [*ids, self.turn_end] if message.status == "complete" and self.turn_end is not None else ids
+
+    # ---- text --------------------------------------------------------------------------------
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        return self._template.render(messages, add_generation_prompt=True)
+
+    def _render_first(self, system_prompt: str, user: tuple[str, ...]) -> str:
+        messages = [_system(system_prompt)] if system_prompt else []
+        return self._first_that_renders([*messages, *map(_user, user)], [*messages, _user("\n\n".join(user))])
+
+    def _render_delta(self, user: tuple[str, ...]) -> str:
+        marker = f"reply-{secrets.token_hex(16)}"
+        before = [_user("question"), {"role": "assistant", "content": marker}]
+        text = self._first_that_renders([*before, *map(_user, user)], [*before, _user("\n\n".join(user))])
+        _, found, after = text.rpartition(marker)
+        if not found:
+            raise ModelUnusable("The model's chat template does not show the assistant's replies.")
+        return after
+
+    def _first_that_renders(self, messages: list[Message], joined: list[Message]) -> str:
+        try:
+            return self._render(self._fold_system(messages))
+        except TemplateRefused:
+            if messages == joined:
+                raise
+            return self._render(self._fold_system(joined))  # this template wants the roles to alternate
+
+    def _fold_system(self, messages: Sequence[Message]) -> list[Message]:
+        if self._takes_system or len(messages) < 2 or messages[0]["role"] != "system":
+            return list(messages)
+        system, first, *rest = messages
+        return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *rest]
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        marker = f"system-{secrets.token_hex(16)}"
+        try:
+            return marker in self._render([_system(marker), _user("question")])
+        except TemplateRefused:
+            return False
+
+
+def _system(content: str) -> Message:
+    return {"role": "system", "content": content}
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _failed_empty(message: MessageView) -> bool:
+    """Whether a reply left nothing behind: it never got a token, or lost all of them."""
+    return message.role == "assistant" and not message.content and not message.token_ids
+
+
+def _kept(path: Sequence[MessageView]) -> Iterable[int]:
+    """Ends of the sub-paths whose last message is part of the prompt: all but unanswered pairs."""
+    for index, message in enumerate(path):
+        followed = index + 1 < len(path)
+        if _failed_empty(message) and followed:
+            continue
+        if message.role == "user" and followed and _failed_empty(path[index + 1]) and index + 2 < len(path):
+            continue
+        yield index + 1
+
+
+def _split_unanswered(path: Sequence[MessageView]) -> tuple[list[MessageView], Sequence[MessageView]]:
+    """(trailing user messages that got no reply, the path up to the last reply with something in it)."""
+    waiting: list[MessageView] = []
+    end = len(path)
+    while end and (path[end - 1].role == "user" or _failed_empty(path[end - 1])):
+        end -= 1
+        if path[end].role == "user":
+            waiting.insert(0, path[end])
+    return waiting, path[:end]

@@ -1,0 +1,37 @@
+"""From an exception to a sentence above the input."""
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from app.errors import AppError
+from app.ui.render import notice
+from db.errors import DbError, NotFound
+from tangram.errors import TangramError
+
+log = logging.getLogger(__name__)
+
+GONE = "This conversation is not here any more."
+BROKEN = "Something went wrong on the server. Your text is still here; try again."
+
+Handler = Callable[..., Awaitable[dict[Any, Any]]]
+
+
+def guarded(handler: Handler) -> Handler:
+    """Turn what a handler raises into a message above the input; the input keeps its text."""
+
+    @functools.wraps(handler)
+    async def guarding(self: Any, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        try:
+            return await handler(self, *args, **kwargs)
+        except NotFound:
+            text = GONE
+        except (AppError, DbError, TangramError) as error:
+            text = str(error)
+        except Exception:
+            log.exception("chat page: %s failed", handler.__name__)
+            text = BROKEN
+        return {self.parts.notice: notice(text)}
+
+    return cast(Handler, guarding)

@@ -1,0 +1,136 @@
+"""The pages outside Gradio: sign-in and first-run setup, as self-contained HTML.
+
+Forms post ``name`` and ``password`` (setup also ``key`` when it is asked for) to the page's own address.
+"""
+
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from app.ui import brand
+
+_STATIC = Path(__file__).parent / "static"
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex">
+<meta name="referrer" content="same-origin">
+<title>{title} · {name}</title>
+<link rel="icon" href="{icon}">
+<script>{theme_script}</script>
+<style>{css}</style>
+</head>
+<body>
+<main>
+<div class="brand">{logo}<div><h1>{heading}</h1><p class="lead">{lead}</p></div></div>
+<form method="post" action="{action}">{error}{fields}<button type="submit">{button}</button></form>
+<p class="foot">{foot}</p>
+</main>
+</body>
+</html>
+"""
+
+
+@cache
+def _css() -> str:
+    fonts = f":root{{--tc-font:{brand.FONT};--tc-mono:{brand.MONO};}}"
+    return brand.token_css() + fonts + (_STATIC / "pages.css").read_text(encoding="utf-8")
+
+
+def _field(name: str, label: str, attributes: str, *, value: str = "", hint: str = "") -> str:
+    described = f' aria-describedby="{name}-hint"' if hint else ""
+    note = f'<span class="hint" id="{name}-hint">{escape(hint)}</span>' if hint else ""
+    filled = f' value="{escape(value, quote=True)}"' if value else ""
+    return (
+        f'<div class="field"><label for="{name}">{escape(label)}</label>'
+        f'<input id="{name}" name="{name}" required {attributes}{filled}{described}>{note}</div>'
+    )
+
+
+def _page(
+    *,
+    title: str,
+    heading: str,
+    lead: str,
+    action: str,
+    fields: str,
+    button: str,
+    foot: str,
+    error: str | None,
+) -> str:
+    alert = f'<div class="error" role="alert">{escape(error)}</div>' if error else ""
+    return _PAGE.format(
+        title=escape(title),
+        name=brand.NAME,
+        icon=brand.favicon_data_uri(),
+        theme_script=brand.THEME_SCRIPT,
+        css=_css(),
+        logo=brand.logo_svg(56),
+        heading=escape(heading),
+        lead=escape(lead),
+        action=action,
+        error=alert,
+        fields=fields,
+        button=escape(button),
+        foot=escape(foot),
+    )
+
+
+def login_page(error: str | None = None, *, name: str = "") -> str:
+    """Return the sign-in page.
+
+    ``error`` is shown above the form; ``name`` fills the name field after a failed attempt.
+    """
+    plain = 'autocomplete="username" autocapitalize="none" spellcheck="false"'
+    hidden = 'type="password" autocomplete="current-password"'
+    first, second = (plain, f"{hidden} autofocus") if name else (f"{plain} autofocus", hidden)
+    fields = _field("name", "Name", first, value=name) + _field("password", "Password", second)
+    return _page(
+        title="Sign in",
+        heading="Welcome back",
+        lead=f"Sign in to {brand.NAME}.",
+        action="/login",
+        fields=fields,
+        button="Sign in",
+        foot="Your conversations stay on this server.",
+        error=error,
+    )
+
+
+def setup_page(error: str | None = None, *, name: str = "", needs_key: bool = False) -> str:
+    """Return the first-run page that creates the administrator.
+
+    ``needs_key`` adds a field for the one-time setup key, which a browser on another machine must give.
+    """
+    fields = _field(
+        "name",
+        "Your name",
+        'maxlength="64" autocomplete="username" autocapitalize="none" spellcheck="false" autofocus',
+        value=name,
+    )
+    fields += _field(
+        "password",
+        "Password",
+        'type="password" minlength="8" autocomplete="new-password"',
+        hint="At least 8 characters.",
+    )
+    if needs_key:
+        fields += _field(
+            "key",
+            "Setup key",
+            'autocomplete="off" autocapitalize="none" spellcheck="false"',
+            hint="Printed in the server's log when it started.",
+        )
+    return _page(
+        title="Set up",
+        heading=f"Set up {brand.NAME}",
+        lead="Create the administrator of this server. It takes a minute and happens once.",
+        action="/setup",
+        fields=fields,
+        button="Create account",
+        foot="Everything stays on this server: accounts, conversations and the model.",
+        error=error,
+    )

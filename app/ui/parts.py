@@ -1,0 +1,43 @@
+"""The components of the chat page that events change."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The components of the page that events change."""
+
+    conversations: gr.HTML
+    account: gr.HTML
+    top: gr.HTML
+    banner: gr.HTML
+    chatbot: gr.Chatbot
+    composer: gr.Textbox
+    notice: gr.HTML
+    toast: gr.HTML
+    search: gr.Textbox
+    conversation: gr.Textbox
+    """Hidden: id of the open conversation, empty for a new one."""
+    leaf: gr.Textbox
+    """Hidden: id of the last message shown."""
+    live: gr.Textbox
+    """Hidden: id of the reply being written, and a number that makes every value new."""
+
+    def all(self) -> list[Any]:
+        return [
+            self.conversations,
+            self.account,
+            self.top,
+            self.banner,
+            self.chatbot,
+            self.composer,
+            self.notice,
+            self.toast,
+            self.search,
+            self.conversation,
+            self.leaf,
+            self.live,
+        ]

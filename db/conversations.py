@@ -1,0 +1,126 @@
+"""Conversations: making, listing, searching, changing and deleting them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from db.errors import InvalidInput, NotFound
+from db.models import Conversation, User
+from db.repository import Repository, conversation_view, owned_conversation
+from db.search import matches
+from db.values import checked_object, clean_name, clean_text, new_id
+from db.views import ConversationView
+
+MAX_LIMIT = 1000
+
+
+class ConversationStore(Repository):
+    """The part of the store that knows conversations. A stranger's look like missing ones."""
+
+    async def create_conversation(
+        self,
+        owner_id: str,
+        title: str = "",
+        system_prompt: str = "",
+        settings: Mapping[str, Any] | None = None,
+    ) -> ConversationView:
+        """Add an empty conversation. Raises NotFound for an unknown owner, InvalidInput for bad settings."""
+        title = clean_name("title", title) if title.strip() else ""
+        stored = checked_object("settings", dict(settings or {}))
+
+        def work(session: Session) -> ConversationView:
+            if session.get(User, owner_id) is None:
+                raise NotFound("user")
+            now = self._now()
+            row = Conversation(
+                id=new_id(),
+                user_id=owner_id,
+                title=title,
+                system_prompt=clean_text(system_prompt),
+                settings=stored,
+                created_at=now,
+                updated_at=now,
+            )
+            session.add(row)
+            session.flush()
+            return conversation_view(row)
+
+        return await self._database.write(work)
+
+    async def list_conversations(
+        self,
+        owner_id: str,
+        query: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+        deleted: bool = False,
+    ) -> list[ConversationView]:
+        """The owner's conversations, the latest activity first.
+
+        `query` keeps those whose title or a finished message contains it, as literal text. `before` is the
+        `cursor` of the last conversation of the previous page. `deleted` lists the deleted ones instead.
+        """
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InvalidInput("limit", f"must be from 1 to {MAX_LIMIT}")
+        found = select(Conversation).where(
+            Conversation.user_id == owner_id,
+            Conversation.deleted_at.is_not(None) if deleted else Conversation.deleted_at.is_(None),
+        )
+        if before is not None:
+            found = found.where(tuple_(Conversation.updated_at, Conversation.id) < _position(before))
+        if query is not None and query.strip():
+            found = found.where(matches(owner_id, clean_text(query.strip())))
+        found = found.order_by(Conversation.updated_at.desc(), Conversation.id.desc()).limit(limit)
+        return await self._database.read(
+            lambda session: [conversation_view(row) for row in session.scalars(found)]
+        )
+
+    async def get_conversation(self, owner_id: str, conversation_id: str) -> ConversationView:
+        """The conversation, or NotFound when it is missing, deleted or somebody else's."""
+        return await self._database.read(
+            lambda session: conversation_view(owned_conversation(session, owner_id, conversation_id))
+        )
+
+    async def rename_conversation(self, owner_id: str, conversation_id: str, title: str) -> ConversationView:
+        """Change the title. Raises NotFound, and InvalidInput for an empty or overlong title."""
+        return await self._change(owner_id, conversation_id, title=clean_name("title", title))
+
+    async def set_conversation_settings(
+        self, owner_id: str, conversation_id: str, settings: Mapping[str, Any]
+    ) -> ConversationView:
+        """Replace the settings. Raises NotFound, and InvalidInput when they are not a JSON object."""
+        return await self._change(
+            owner_id, conversation_id, settings=checked_object("settings", dict(settings))
+        )
+
+    async def delete_conversation(self, owner_id: str, conversation_id: str) -> None:
+        """Put the conversation aside, from where `restore_conversation` brings it back. Raises NotFound."""
+        await self._change(owner_id, conversation_id, deleted_at=self._now())
+
+    async def restore_conversation(self, owner_id: str, conversation_id: str) -> ConversationView:
+        """Undo `delete_conversation`. Raises NotFound; one that is not deleted stays as it is."""
+
+        def work(session: Session) -> ConversationView:
+            row = owned_conversation(session, owner_id, conversation_id, deleted=True)
+            row.deleted_at = None
+            return conversation_view(row)
+
+        return await self._database.write(work)
+
+    async def _change(self, owner_id: str, conversation_id: str, **values: Any) -> ConversationView:
+        def work(session: Session) -> ConversationView:
+            row = owned_conversation(session, owner_id, conversation_id)
+            for name, value in values.items():
+                setattr(row, name, value)
+            return conversation_view(row)
+
+        return await self._database.write(work)
+
+
+def _position(cursor: str) -> tuple[int, str]:
+    updated_at, _, conversation_id = cursor.partition(":")
+    if not (updated_at.isascii() and updated_at.isdigit() and len(updated_at) < 19 and conversation_id):
+        raise InvalidInput("before", "is not the cursor of a conversation")
+    return int(updated_at), clean_text(conversation_id)

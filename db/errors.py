@@ -1,0 +1,58 @@
+"""Everything that the storage layer raises on purpose."""
+
+from pathlib import Path
+
+
+class DbError(Exception):
+    """Base of every error of this package."""
+
+
+class NotFound(DbError):
+    """The record does not exist, or belongs to somebody else: the two look the same on purpose."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"{kind} not found")
+        self.kind = kind
+
+
+class Conflict(DbError):
+    """The record is not in a state that allows the change."""
+
+
+class InvalidInput(DbError):
+    """A value cannot be stored. `field` names the argument."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class StorageUnavailable(DbError):
+    """SQLite could not do its work: the file is locked, the disk is full, or the medium fails."""
+
+
+class DatabaseInUse(StorageUnavailable):
+    """Another process, or another `Database` of this one, already writes to the file."""
+
+
+class DatabaseClosed(StorageUnavailable):
+    """`close()` was called before this read or write."""
+
+
+class MigrationError(DbError):
+    """The database cannot be brought to the schema of this version; it was left as it was.
+
+    `backup` is the copy taken before the attempt, or None when none was needed.
+    """
+
+    def __init__(self, message: str, backup: Path | None = None) -> None:
+        super().__init__(f"{message} (a backup is at {backup})" if backup else message)
+        self.backup = backup
+
+
+class NotADatabase(MigrationError):
+    """The file is not SQLite, or is the database of another program."""
+
+
+class NewerSchema(MigrationError):
+    """The database was written by a newer version of this product."""

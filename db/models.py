@@ -1,0 +1,104 @@
+"""The tables as SQLAlchemy sees them. The migrations own the schema; a test holds the two together."""
+
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, LargeBinary, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Base of all mapped tables."""
+
+
+class User(Base):
+    __tablename__ = "users"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(collation="NOCASE"), unique=True)
+    password_hash: Mapped[str]
+    is_admin: Mapped[bool]
+    cache_salt: Mapped[str]
+    created_at: Mapped[int]
+    disabled_at: Mapped[int | None]
+
+
+class LoginSession(Base):
+    """A browser sign-in. Only the token's hash is known."""
+
+    __tablename__ = "sessions"
+
+    token_hash: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"))
+    created_at: Mapped[int]
+    expires_at: Mapped[int]
+    last_seen_at: Mapped[int]
+
+
+class ApiKey(Base):
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"))
+    name: Mapped[str]
+    key_hash: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[int]
+    last_used_at: Mapped[int | None]
+    revoked_at: Mapped[int | None]
+
+
+class Conversation(Base):
+    """`seq` is the row's own number, which the search index refers to; `id` is its public name."""
+
+    __tablename__ = "conversations"
+
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"))
+    title: Mapped[str]
+    system_prompt: Mapped[str]
+    settings: Mapped[dict[str, Any]] = mapped_column(JSON)
+    active_leaf_id: Mapped[str | None]
+    created_at: Mapped[int]
+    updated_at: Mapped[int]
+    deleted_at: Mapped[int | None]
+
+
+class Message(Base):
+    """`seq` grows with each message, so it orders siblings and tells the newest descendant."""
+
+    __tablename__ = "messages"
+
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    user_id: Mapped[str]
+    conversation_id: Mapped[str]
+    parent_id: Mapped[str | None]
+    role: Mapped[str]
+    content: Mapped[str]
+    token_ids: Mapped[bytes] = mapped_column(LargeBinary)
+    status: Mapped[str]
+    finish_reason: Mapped[str | None]
+    error: Mapped[str | None]
+    stats: Mapped[dict[str, Any]] = mapped_column(JSON)
+    model: Mapped[str | None]
+    created_at: Mapped[int]
+    updated_at: Mapped[int]
+
+
+class Setting(Base):
+    __tablename__ = "settings"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[Any] = mapped_column(JSON)
+    updated_at: Mapped[int]
+
+
+class Audit(Base):
+    __tablename__ = "audit"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"))
+    action: Mapped[str]
+    before: Mapped[Any] = mapped_column(JSON)
+    after: Mapped[Any] = mapped_column(JSON)
+    created_at: Mapped[int]

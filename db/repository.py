@@ -1,0 +1,112 @@
+"""What the parts of the store share: the database, the clock, and the two look-ups that check the owner."""
+
+from typing import Any
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session, aliased
+
+from db.database import Database
+from db.errors import NotFound
+from db.models import Conversation, Message
+from db.values import Clock, unpack_tokens
+from db.views import ConversationView, MessageView
+
+
+class Repository:
+    """Base of the parts of the store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._now = Clock()
+
+
+def owned_conversation(
+    session: Session, owner_id: str, conversation_id: str, *, deleted: bool = False
+) -> Conversation:
+    """The owner's conversation. Raises NotFound; a deleted one counts only when `deleted` is set."""
+    query = select(Conversation).where(Conversation.id == conversation_id, Conversation.user_id == owner_id)
+    if not deleted:
+        query = query.where(Conversation.deleted_at.is_(None))
+    conversation = session.scalars(query).one_or_none()
+    if conversation is None:
+        raise NotFound("conversation")
+    return conversation
+
+
+def owned_message(session: Session, owner_id: str, message_id: str, *, deleted: bool = False) -> Message:
+    """The owner's message. Raises NotFound; in a deleted conversation it counts only with `deleted`."""
+    query = select(Message).where(Message.id == message_id, Message.user_id == owner_id)
+    if not deleted:
+        query = query.join(Conversation, Conversation.id == Message.conversation_id).where(
+            Conversation.deleted_at.is_(None)
+        )
+    message = session.scalars(query).one_or_none()
+    if message is None:
+        raise NotFound("message")
+    return message
+
+
+def conversation_view(row: Conversation) -> ConversationView:
+    """The record of a conversation."""
+    return ConversationView(
+        id=row.id,
+        user_id=row.user_id,
+        title=row.title,
+        system_prompt=row.system_prompt,
+        settings=row.settings,
+        active_leaf_id=row.active_leaf_id,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        deleted_at=row.deleted_at,
+    )
+
+
+def select_messages(owner_id: str) -> Select[*tuple[Any, ...]]:
+    """The columns of MessageView for the owner's messages, to be narrowed by the caller.
+
+    The two sibling counts are answered from the index (conversation, parent, seq) alone.
+    """
+    sibling = aliased(Message)
+    count = (
+        select(func.count())
+        .where(
+            sibling.conversation_id == Message.conversation_id,
+            sibling.parent_id.is_not_distinct_from(Message.parent_id),
+        )
+        .correlate(Message)
+    )
+    columns = select(
+        Message.id,
+        Message.user_id,
+        Message.conversation_id,
+        Message.parent_id,
+        Message.role,
+        Message.content,
+        Message.token_ids,
+        Message.status,
+        Message.finish_reason,
+        Message.error,
+        Message.stats,
+        Message.model,
+        Message.created_at,
+        Message.updated_at,
+        count.where(sibling.seq < Message.seq).scalar_subquery().label("sibling_index"),
+        count.scalar_subquery().label("sibling_count"),
+    )
+    return columns.where(Message.user_id == owner_id)
+
+
+def message_views(session: Session, query: Select[*tuple[Any, ...]]) -> list[MessageView]:
+    """The records that a query of `select_messages` finds."""
+    return [
+        MessageView(**(dict(row) | {"token_ids": unpack_tokens(row["token_ids"])}))
+        for row in session.execute(query).mappings()
+    ]
+
+
+def message_view(session: Session, owner_id: str, message_id: str) -> MessageView:
+    """The record of one of the owner's messages, as this transaction sees it."""
+    found = message_views(session, select_messages(owner_id).where(Message.id == message_id))
+    if not found:
+        raise NotFound("message")
+    return found[0]

@@ -1,0 +1,102 @@
+"""What the store hands out: immutable records, detached from any connection.
+
+Times are UTC in integer milliseconds since 1970.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Role = Literal["user", "assistant"]
+Status = Literal["complete", "pending", "streaming", "stopped", "interrupted", "error"]
+FinalStatus = Literal["complete", "stopped", "interrupted", "error"]
+
+OPEN_STATUSES: tuple[str, ...] = ("pending", "streaming")
+FINAL_STATUSES: tuple[str, ...] = get_args(FinalStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class UserView:
+    """An account. `cache_salt` keeps one user's cached conversations from every other user."""
+
+    id: str
+    name: str
+    password_hash: str = field(repr=False)
+    is_admin: bool
+    cache_salt: str = field(repr=False)
+    created_at: int
+    disabled_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeyView:
+    """An API key without the key: only its hash is stored, and not even that is handed out."""
+
+    id: str
+    user_id: str
+    name: str
+    created_at: int
+    last_used_at: int | None
+    revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationView:
+    """A conversation without its messages. `updated_at` is the time of its last activity."""
+
+    id: str
+    user_id: str
+    title: str
+    system_prompt: str
+    settings: dict[str, Any]
+    active_leaf_id: str | None
+    created_at: int
+    updated_at: int
+    deleted_at: int | None
+
+    @property
+    def cursor(self) -> str:
+        """The value of `before` that lists what comes after this conversation."""
+        return f"{self.updated_at}:{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A node of the message tree.
+
+    `token_ids` are the message's own segment of the prompt. `sibling_index` (from 0, oldest first) and
+    `sibling_count` place it among the messages of the same parent.
+    """
+
+    id: str
+    user_id: str
+    conversation_id: str
+    parent_id: str | None
+    role: Role
+    content: str
+    token_ids: tuple[int, ...] = field(repr=False)
+    status: Status
+    finish_reason: str | None
+    error: str | None
+    stats: dict[str, Any]
+    model: str | None
+    created_at: int
+    updated_at: int
+    sibling_index: int
+    sibling_count: int
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the message will not change any more."""
+        return self.status not in OPEN_STATUSES
+
+
+@dataclass(frozen=True, slots=True)
+class AuditView:
+    """One administrative change, with the values before and after it."""
+
+    id: str
+    user_id: str | None
+    action: str
+    before: Any
+    after: Any
+    created_at: int

@@ -1,0 +1,22 @@
+"""Kernels of ragged paging and their plain-torch references.
+
+``kernels.layout`` says where a token lies, ``kernels.ragged`` holds the public operators. Set
+``TANGRAM_KERNELS`` to ``native`` or ``reference`` to insist on one implementation; ``auto`` (the default)
+takes native where it can be built.
+"""
+
+from __future__ import annotations
+
+from kernels.errors import KernelBuildError, KernelConfigError, KernelError
+from kernels.layout import RaggedLayout
+from kernels.ragged import ragged_append, ragged_attention, ragged_gather
+
+__all__ = [
+    "KernelBuildError",
+    "KernelConfigError",
+    "KernelError",
+    "RaggedLayout",
+    "ragged_append",
+    "ragged_attention",
+    "ragged_gather",
+]

@@ -1,0 +1,54 @@
+"""The CPU side of the registered operators: the native library where it can be built, else the reference."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernels import fallback
+from kernels.cpu.native import Native, load
+from kernels.errors import KernelBuildError, KernelConfigError
+
+logger = logging.getLogger(__name__)
+
+CHOICES = ("auto", "native", "reference")
+
+
+@cache
+def native() -> Native | None:
+    """The native kernels, or None where ``TANGRAM_KERNELS`` or a missing compiler leaves the reference.
+
+    Raises:
+        KernelConfigError: ``TANGRAM_KERNELS`` is none of ``CHOICES``.
+        KernelBuildError: it is ``native`` and the library cannot be built.
+    """
+    choice = os.environ.get("TANGRAM_KERNELS", "auto").strip().lower() or "auto"
+    if choice not in CHOICES:
+        raise KernelConfigError(f"TANGRAM_KERNELS: {choice!r} is not one of {', '.join(CHOICES)}")
+    if choice == "reference":
+        return None
+    try:
+        return load()
+    except KernelBuildError as error:
+        if choice == "native":
+            raise
+        logger.warning("native kernels are unavailable, attention will be slow: %s", error)
+        return None
+
+
+def append(key: torch.Tensor, *rest: Any) -> None:
+    """``tangram::ragged_append`` on the CPU; the arguments are those of ``kernels.fallback``."""
+    library = native()
+    run = fallback.append if library is None else library.append
+    run(key, *rest)
+
+
+def attention(out: torch.Tensor, *rest: Any) -> None:
+    """``tangram::ragged_attention`` on the CPU; the arguments are those of ``kernels.fallback``."""
+    library = native()
+    run = fallback.attention if library is None else library.attention
+    run(out, *rest)

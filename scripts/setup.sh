@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Brings .venv in line with requirements.lock and pyproject.toml; does nothing when it already is.
+#
+#   PYTHON       the Python to build .venv with (default: the first of python3, python3.12, ... that is new enough)
+#   TORCH_INDEX  a further package index to take torch from, such as PyTorch's CPU index
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '==> %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+venv=.venv
+python=$venv/bin/python
+stamp=$venv/.set-up-from
+
+fingerprint() {
+    # The path is part of it: scripts and the link to this tree hold it, so a moved tree is set up anew.
+    { printf '%s\n' "$PWD"; cat requirements.lock pyproject.toml; } | sha256sum | cut -d' ' -f1
+}
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    if [ -n "${PYTHON:-}" ]; then
+        new_enough "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or newer"
+        printf '%s' "$PYTHON"
+        return
+    fi
+    for candidate in python3 python3.12 python3.11 python3.13; do
+        if new_enough "$candidate"; then
+            printf '%s' "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11 or newer is needed, and python3 is $(python3 -V 2>&1 || true). Install one, or name it: make up PYTHON=/path/to/python3.12"
+}
+
+create_venv() {
+    local base
+    base=$(find_python)
+    say "Creating $venv with $("$base" -V 2>&1)"
+    "$base" -m venv --clear "$venv" >&2 || die "$base cannot make virtual environments: install its venv module (Debian and Ubuntu: apt-get install python3-venv)"
+}
+
+install() {
+    "$python" -m pip install --disable-pip-version-check --no-input --no-deps "$@" >&2
+}
+
+install_lock() {
+    local options=()
+    [ -z "${TORCH_INDEX:-}" ] || options=(--extra-index-url "$TORCH_INDEX")
+    say "Installing the packages of requirements.lock (about 1 GB; minutes the first time)"
+    install "${options[@]}" -r requirements.lock || die "the packages could not be installed. Is the network there, and is pip set to an index that has them (PIP_INDEX_URL)? What was fetched is kept: run the same again to go on"
+}
+
+case $PWD in
+    *[[:space:]]*) die "the path of this tree has a space in it ($PWD), where PyTorch's compiler cannot work: move the tree" ;;
+esac
+[ "$(uname -s)" = Linux ] || die "Linux is needed (this is $(uname -s)): elsewhere use the Docker image"
+if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ]; then
+    exit 0
+fi
+for compiler in "${CXX:-g++}" c++ clang++; do
+    if command -v "$compiler" >/dev/null; then found_compiler=$compiler; break; fi
+done
+[ -n "${found_compiler:-}" ] || die "a C++ compiler is needed, to build the CPU kernels once: install one (Debian and Ubuntu: apt-get install g++)"
+if command -v flock >/dev/null; then
+    exec 9<pyproject.toml
+    flock --nonblock 9 || { say "Waiting for another set-up of this tree"; flock 9; }
+fi
+if ! { [ -x "$python" ] && new_enough "$python" && "$python" -m pip --version >/dev/null 2>&1; }; then
+    create_venv
+fi
+# One that was made elsewhere and moved here has scripts that still point there.
+case $(grep '^command = ' "$venv/pyvenv.cfg" || true) in
+    *" $PWD/$venv") ;;
+    *) create_venv ;;
+esac
+rm -f "$stamp"
+install_lock
+"$python" scripts/complete_torch.py >&2 || die "torch's libraries could not be installed"
+say "Installing this project in place"
+install --quiet --no-build-isolation --config-settings editable_mode=compat --editable . || die "this project could not be installed into $venv"
+fingerprint >"$stamp"
+say "$venv is ready"

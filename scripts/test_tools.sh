@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Makes sure that the tests have what does not come from Python packages: Chromium, and docker-compose if it can be had.
+set -euo pipefail
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+
+can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+apt_install() {
+    if [ -z "${updated:-}" ]; then
+        apt-get update -qq >&2 || return 1
+        updated=1
+    fi
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+if ! chromium >/dev/null; then
+    if ! can_install; then
+        printf '%s\n' "error: the tests drive Chromium, which is not here. Install it (Debian: sudo apt-get install chromium) and run them again" >&2
+        exit 1
+    fi
+    say "Installing Chromium for the browser tests"
+    apt_install chromium || { printf '%s\n' "error: apt-get could not install chromium: is the network there?" >&2; exit 1; }
+fi
+if ! docker compose version >/dev/null 2>&1 && ! command -v docker-compose >/dev/null && can_install; then
+    say "Installing docker-compose for the test of docker-compose.yml"
+    apt_install docker-compose || say "docker-compose could not be installed: that one check is skipped"
+fi

@@ -1,0 +1,7 @@
+"""``python -m tangram``."""
+
+import sys
+
+from tangram.cli import main
+
+sys.exit(main())

@@ -1,0 +1,219 @@
+"""The attention backend: tells vLLM how the cache looks, seals chunks between steps, calls the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from kernels import ragged_append, ragged_attention
+from kernels.layout import RaggedLayout
+from tangram import runtime
+from tangram.errors import UnsupportedError
+from tangram.scorers import get_scorer
+from tangram.sealing import seal_chunk
+from tangram.spec import RaggedSpec, pool_view
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class RaggedBackend(AttentionBackend):
+    """Ragged paging for vLLM. Registered by :mod:`tangram.plugin`."""
+
+    forward_includes_kv_cache_update: bool = True
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[RaggedImpl]:
+        return RaggedImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[RaggedMetadataBuilder]:
+        return RaggedMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return []  # any
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.BLHNC,)
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        if not isinstance(spec, FullAttentionSpec) or spec.sliding_window is not None:
+            raise UnsupportedError(
+                f"the ragged cache serves full attention only, this model has {type(spec).__name__}"
+            )
+        return RaggedSpec.from_full(spec, runtime.active().geometry)
+
+
+@dataclass
+class RaggedMetadata:
+    """One step of the batch.
+
+    Attributes:
+        pool: [pages, group_size, page_tokens, 2 * head_size].
+        rows: int32 [requests, width], page ids.
+        query_start_loc: int32 [requests + 1].
+        seq_lens: int32 [requests], lengths after the step.
+        tables: layer name to (head_tier, head_member), int32 [kv_heads] each.
+    """
+
+    num_actual_tokens: int
+    pool: torch.Tensor
+    rows: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    layout: RaggedLayout
+
+
+class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
+    """Builds a step's metadata; requests that stand at a seal boundary are sealed first."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+
+    def __init__(
+        self, kv_cache_spec: RaggedSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        own = runtime.active()
+        self.geometry = kv_cache_spec.geometry
+        self.layout = runtime.kernel_layout(self.geometry)
+        self.sink = own.config.sink
+        self.scorer = get_scorer(own.config.scorer)
+        self.dtype = kv_cache_spec.dtype
+        self._pool: torch.Tensor | None = None
+        self.tables = {
+            name: (
+                torch.tensor(self.geometry.head_tier[layer], dtype=torch.int32, device=device),
+                torch.tensor(self.geometry.head_member[layer], dtype=torch.int32, device=device),
+            )
+            for name in layer_names
+            for layer in (extract_layer_index(name),)
+        }
+
+    def pool(self) -> torch.Tensor:
+        """The pool, found through the first layer: it is allocated after the builder."""
+        cache = self.vllm_config.compilation_config.static_forward_context[self.layer_names[0]].kv_cache
+        if (
+            self._pool is None
+            or self._pool.untyped_storage().data_ptr() != cache.untyped_storage().data_ptr()
+        ):
+            self._pool = pool_view(cache, self.geometry, self.dtype)
+        return self._pool
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> RaggedMetadata:
+        common = common_attn_metadata
+        pool, rows = self.pool(), common.block_table_tensor
+        self._seal(pool, rows, common)
+        return RaggedMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            pool=pool,
+            rows=rows,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            tables=self.tables,
+            layout=self.layout,
+        )
+
+    def _seal(self, pool: torch.Tensor, rows: torch.Tensor, common: CommonAttentionMetadata) -> None:
+        lengths = common.seq_lens_cpu_upper_bound
+        lengths = common.seq_lens if lengths is None else lengths
+        starts = common.query_start_loc_cpu
+        computed = lengths[: common.num_reqs] - (starts[1 : common.num_reqs + 1] - starts[: common.num_reqs])
+        for index, tokens in enumerate(computed.tolist()):
+            chunk = self.geometry.sealing(tokens)
+            if chunk is not None:
+                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer)
+
+
+class RaggedImpl(AttentionImpl[Any]):
+    """One layer's attention over the ragged cache."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        refused = {
+            "ALiBi": alibi_slopes is not None,
+            "sliding-window attention": sliding_window is not None,
+            "logits soft cap": bool(logits_soft_cap),
+            f"{attn_type} attention": attn_type != AttentionType.DECODER,
+            "KV sharing between layers": kv_sharing_target_layer_name is not None,
+            "attention sinks as weights": sinks is not None,
+        }
+        for feature, used in refused.items():
+            if used:
+                raise UnsupportedError(f"the ragged cache does not support {feature}, which this model uses")
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        runtime.activate(get_current_vllm_config())
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: RaggedMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write the step's keys and values, then attend.
+
+        Args:
+            query, output: [tokens, num_heads, head_size].
+            key, value: [tokens, num_kv_heads, head_size].
+            attn_metadata: None while vLLM profiles memory or warms up.
+        """
+        if attn_metadata is None:
+            return output
+        step = attn_metadata
+        tier, member = step.tables[layer.layer_name]
+        batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
+        ragged_append(key, value, *batch)
+        ragged_attention(output, query, *batch, self.scale)
+        return output

@@ -1,0 +1,170 @@
+"""``tangram``: the plugin's command line.
+
+``tangram serve MODEL [any vLLM option]`` starts stock vLLM's API server with the ragged cache; options of our
+own start with ``--tangram-``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import NoReturn
+
+from tangram.config import HELP, KEY, TangramConfig
+from tangram.errors import ConfigError, TangramError
+from tangram.host import cpu_cache_bytes
+from tangram.plugin import ENABLE_VARIABLE, SCHEDULER
+
+USAGE_ERROR = 2
+POLLED = ("/health", "/metrics", "/tangram/memory")
+"""Routes that are asked every few seconds: they would fill the log."""
+ACCESS_LOG_OPTIONS = ("--disable-access-log-for-endpoints", "--disable-uvicorn-access-log")
+API_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of ``tangram``. Options it does not know are vLLM's."""
+    parser = argparse.ArgumentParser(
+        prog="tangram", description="Serve chat models with a KV cache that keeps what each head needs."
+    )
+    parser.add_argument("--version", action="version", version=f"tangram {own_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="start vLLM's OpenAI-compatible server with the ragged cache",
+        description="Start stock vLLM's OpenAI-compatible server with the ragged cache.",
+        epilog="Every other option is vLLM's own. Each --tangram-FIELD can also be set as TANGRAM_FIELD in "
+        "the environment; the option wins.",
+        allow_abbrev=False,
+    )
+    serve.add_argument("model", metavar="MODEL", help="a directory or a hub id, as for vllm serve")
+    for field in fields(TangramConfig):
+        default = "auto" if field.name == "group_size" else field.default
+        serve.add_argument(
+            option(field.name),
+            dest=field.name,
+            metavar=field.name.upper(),
+            help=HELP[field.name] + ("" if default is None else f" (default {default})"),
+        )
+    return parser
+
+
+def option(field: str) -> str:
+    """The command-line option of a configuration field."""
+    return f"--tangram-{field.replace('_', '-')}"
+
+
+def own_version() -> str:
+    """The installed release, or "unknown" when run from a bare checkout."""
+    try:
+        return version("tangram-chat")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu: bool) -> list[str]:
+    """The command that starts vLLM's API server.
+
+    Args:
+        extra: the user's own vLLM options; ours are added, and an option that contradicts ours is refused.
+        on_cpu: vLLM on a CPU has one backend slot, which the plugin takes; elsewhere it is asked for by name.
+    """
+    extra = list(extra)
+    if _value(extra, "--block-size") not in (None, str(config.page_tokens)):
+        raise ConfigError(
+            "page_tokens",
+            f"is {config.page_tokens}; use {option('page_tokens')} instead of vLLM's --block-size",
+        )
+    for name in ("--attention-backend", "--scheduler-cls"):
+        if _value(extra, name) is not None:
+            raise ConfigError(name.removeprefix("--"), "is set by tangram serve: leave it out")
+    additional = _take(extra, "--additional-config")
+    try:
+        merged = json.loads(additional) if additional else {}
+        if not isinstance(merged, dict):
+            raise ValueError
+    except ValueError:
+        raise ConfigError("additional-config", f"must be a JSON object, not {additional!r}") from None
+    merged[KEY] = config.to_dict()
+    command = [sys.executable, "-m", API_SERVER, "--model", model]
+    command += ["--block-size", str(config.page_tokens), "--scheduler-cls", SCHEDULER]
+    command += cpu_options(extra, os.environ) if on_cpu else ["--attention-backend", "CUSTOM"]
+    command += ["--enable-prompt-tokens-details", "--additional-config", json.dumps(merged)]
+    if not any(_value(extra, name) is not None for name in ACCESS_LOG_OPTIONS):
+        command += [ACCESS_LOG_OPTIONS[0], ",".join(POLLED)]
+    return command + extra
+
+
+def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """What an engine on a CPU needs beyond vLLM's defaults: a cache that fits, unless the user sized it."""
+    sized = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
+    if environment.get("VLLM_CPU_KVCACHE_SPACE") or any(_value(extra, name) is not None for name in sized):
+        return []
+    return ["--kv-cache-memory-bytes", str(cpu_cache_bytes())]
+
+
+def _value(arguments: Sequence[str], name: str) -> str | None:
+    for index, argument in enumerate(arguments):
+        if argument == name:
+            return arguments[index + 1] if index + 1 < len(arguments) else ""
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _take(arguments: list[str], name: str) -> str | None:
+    value = _value(arguments, name)
+    for index, argument in enumerate(arguments):
+        if argument == name:
+            del arguments[index : index + 2]
+            break
+        if argument.startswith(f"{name}="):
+            del arguments[index]
+            break
+    return value
+
+
+def vllm_environment(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of the engine: the plugin enabled, and named so that vLLM loads its routes.
+
+    vLLM loads endpoint plugins only when VLLM_PLUGINS names them, and then nothing that it does not name: so
+    all that would have loaded without it are named too.
+    """
+    named = environment.get("VLLM_PLUGINS")
+    others = (
+        named.split(",") if named else [point.name for point in entry_points(group="vllm.general_plugins")]
+    )
+    names = list(dict.fromkeys([*others, "tangram"]))
+    changed = {"VLLM_PLUGINS": ",".join(names), ENABLE_VARIABLE: "1"}
+    return environment | changed
+
+
+def serve(arguments: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
+    """Replace this process by vLLM's API server."""
+    options = {field.name: getattr(arguments, field.name) for field in fields(TangramConfig)}
+    config = TangramConfig.from_sources({name: value for name, value in options.items() if value is not None})
+    try:
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise TangramError(f"vLLM 0.32 is not installed here ({error}): pip install vllm==0.32.0") from None
+    command = vllm_command(arguments.model, config, extra, current_platform.is_cpu())
+    sys.stdout.flush()
+    os.execve(command[0], command, vllm_environment(dict(os.environ)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``tangram``. Returns the exit status: 2 for a usage or configuration error."""
+    arguments, extra = build_parser().parse_known_args(argv)
+    unknown = [name for name in extra if name.startswith("--tangram-")]
+    try:
+        if unknown:
+            raise ConfigError(unknown[0], "is no option of tangram serve; see tangram serve --help")
+        serve(arguments, extra)
+    except TangramError as error:
+        print(f"tangram: {error}", file=sys.stderr)
+        return USAGE_ERROR

@@ -1,0 +1,235 @@
+"""Talks to a Tangram engine over HTTP. Plain httpx: no torch, no vLLM.
+
+One client per engine process; safe for many tasks at once.
+
+    async with EngineClient("http://127.0.0.1:8001") as engine:
+        async for chunk in engine.stream(CompletionRequest(model="m", prompt=(1, 2, 3), max_tokens=16)):
+            print(chunk.text, chunk.token_ids)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+
+from tangram.errors import EngineRejected, EngineUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A prompt of token ids and how to continue it. None: the engine's own default.
+
+    cache_salt: only requests with the same salt can share cached history; one per user.
+    extra: further fields of vLLM's /v1/completions, passed as they are.
+    """
+
+    model: str
+    prompt: Sequence[int]
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    cache_salt: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of the streaming request."""
+        body: dict[str, Any] = {
+            **self.extra,
+            "model": self.model,
+            "prompt": list(self.prompt),
+            "max_tokens": self.max_tokens,
+            "stop_token_ids": list(self.stop_token_ids),
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": False},
+            "return_token_ids": True,
+            "skip_special_tokens": True,
+        }
+        for name in ("temperature", "top_p", "seed", "cache_salt"):
+            value = getattr(self, name)
+            if value is not None:
+                body[name] = value
+        if self.stop:
+            body["stop"] = list(self.stop)
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request; `cached_tokens` of the prompt were not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionChunk:
+    """New text and the ids of the new tokens. The last chunk of a stream carries `usage`.
+
+    finish_reason: None, "stop", "length" or "abort". Text may lag the ids: bytes of an unfinished character
+    are held back until it is complete.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+class EngineClient:
+    """Asynchronous client of one engine.
+
+    Raises:
+        EngineUnavailable: the engine cannot be reached, or vanished in the middle of an answer.
+        EngineRejected: the engine answered with an error status (or an error event in a stream).
+    """
+
+    def __init__(
+        self, base_url: str, *, api_key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            timeout=httpx.Timeout(30.0, connect=5.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+            trust_env=False,
+            verify=self.base_url.startswith("https"),  # loading certificates takes a while
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections; running streams end with EngineUnavailable."""
+        await self._http.aclose()
+
+    async def health(self) -> bool:
+        """Whether the engine says that it can serve. Never raises for an engine that is down."""
+        try:
+            response = await self._http.get("/health", timeout=5.0)
+        except (httpx.HTTPError, RuntimeError):
+            return False
+        return response.status_code == 200
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The served models: dicts with `id` and `max_model_len`, as in OpenAI's list."""
+        data = (await self._get("/v1/models")).get("data")
+        return list(data) if isinstance(data, list) else []
+
+    async def memory(self) -> dict[str, Any]:
+        """GET /tangram/memory: geometry, pool, heads, sequences, counters."""
+        return await self._get("/tangram/memory")
+
+    async def preview(self, **changes: float | int) -> dict[str, Any]:
+        """What other settings would mean (retention, group_size, alpha). Nothing is changed."""
+        return self._json(await self._send("POST", "/tangram/preview", json=changes))
+
+    async def metrics_text(self) -> str:
+        """GET /metrics in Prometheus' text format."""
+        return (await self._send("GET", "/metrics")).text
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[CompletionChunk, None]:
+        """Generate. Closing the iterator (or cancelling its task) aborts the request in the engine."""
+        waits = httpx.Timeout(30.0, connect=5.0, read=None)
+        try:
+            async with self._http.stream(
+                "POST", "/v1/completions", json=request.body(), timeout=waits
+            ) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise _rejected(response)
+                finished = False
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == "[DONE]":
+                        finished = True
+                        break
+                    yield _chunk(data)
+                if not finished:
+                    raise EngineUnavailable("The engine closed the connection in the middle of the answer.")
+        except (httpx.HTTPError, httpx.StreamError, RuntimeError) as error:
+            raise _unavailable(error) from error
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        return self._json(await self._send("GET", path))
+
+    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            response = await self._http.request(method, path, **options)
+        except (httpx.HTTPError, RuntimeError) as error:
+            raise _unavailable(error) from error
+        if response.status_code >= 400:
+            raise _rejected(response)
+        return response
+
+    @staticmethod
+    def _json(response: httpx.Response) -> dict[str, Any]:
+        try:
+            data = response.json()
+        except ValueError as error:
+            raise EngineUnavailable("The engine's answer is not JSON.") from error
+        if not isinstance(data, dict):
+            raise EngineUnavailable("The engine's answer is not a JSON object.")
+        return data
+
+
+def _unavailable(error: Exception) -> EngineUnavailable:
+    # httpx raises RuntimeError for a client that was closed under a caller's feet.
+    return EngineUnavailable(f"The engine does not answer ({type(error).__name__}).")
+
+
+def _rejected(response: httpx.Response) -> EngineRejected:
+    message = ""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        message = (
+            str(error.get("message") or error.get("detail") or "") if isinstance(error, dict) else str(error)
+        )
+    return EngineRejected(response.status_code, message or f"The engine answered {response.status_code}.")
+
+
+def _chunk(data: str) -> CompletionChunk:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise EngineUnavailable("The engine's stream is damaged.") from error
+    if "error" in event:
+        said = event["error"]
+        code = said.get("code") if isinstance(said, dict) else None
+        message = said.get("message") if isinstance(said, dict) else said
+        raise EngineRejected(code if isinstance(code, int) else 500, str(message))
+    usage = event.get("usage")
+    choice = event["choices"][0] if event.get("choices") else {}
+    return CompletionChunk(
+        text=choice.get("text") or "",
+        token_ids=tuple(choice.get("token_ids") or ()),
+        finish_reason=choice.get("finish_reason"),
+        usage=_usage(usage) if usage else None,
+    )
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+    )

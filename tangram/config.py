@@ -1,0 +1,157 @@
+"""The one configuration object of the engine, read once from the command line and the environment.
+
+Every field has an option ``--tangram-FIELD`` (of ``tangram serve``) and a variable ``TANGRAM_FIELD``;
+the option wins. The result travels to vLLM's processes inside ``--additional-config``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tangram.errors import ConfigError
+
+SCOPES = ("model", "layer", "uniform")
+SCORERS = ("keydiff",)
+KEY = "tangram"
+"""Our key inside vLLM's ``additional_config``."""
+
+
+def _whole(text: Any) -> int:
+    if isinstance(text, bool) or (isinstance(text, float) and not text.is_integer()):
+        raise ValueError("not a whole number")
+    return int(text)
+
+
+def _group_size(text: Any) -> int | None:
+    return None if text is None or str(text).strip().lower() == "auto" else _whole(text)
+
+
+def _path(text: Any) -> str | None:
+    return str(text) if text else None
+
+
+_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "retention": (float, "a number such as 0.25"),
+    "chunk": (_whole, "a whole number of tokens"),
+    "window": (_whole, "a whole number of tokens"),
+    "sink": (_whole, "a whole number of tokens"),
+    "page_tokens": (_whole, "a whole number of tokens"),
+    "group_size": (_group_size, "a whole number of heads, or 'auto'"),
+    "scope": (str, f"one of {', '.join(SCOPES)}"),
+    "scorer": (str, f"one of {', '.join(SCORERS)}"),
+    "alpha": (float, "a number such as 1.0"),
+    "rewind": (_whole, "a whole number of tokens"),
+    "profile": (_path, "a file name"),
+}
+
+HELP = {
+    "retention": "mean share of an old conversation that is kept, above 0 up to 1 (1 keeps everything)",
+    "chunk": "tokens that are compressed together",
+    "window": "latest tokens that are never compressed",
+    "sink": "first tokens of a conversation that are always kept",
+    "page_tokens": "tokens of a page",
+    "group_size": "heads that share a page table, or 'auto' for a sixth of the model's heads",
+    "scope": "which heads may share: model (across layers), layer, uniform (one budget for all)",
+    "scorer": "how tokens are ranked when a chunk is sealed",
+    "alpha": "safety margin: a head's budget is its mean need plus alpha standard deviations",
+    "rewind": "how many tokens before its end a conversation can be resumed without re-reading",
+    "profile": "file of calibrated head budgets; without one all heads get the same",
+}
+
+
+@dataclass(frozen=True)
+class TangramConfig:
+    """What decides the shape of the cache. See ``HELP`` for what each field means.
+
+    Raises:
+        ConfigError: naming the field, when a value cannot work.
+    """
+
+    retention: float = 0.5
+    chunk: int = 512
+    window: int = 128
+    sink: int = 4
+    page_tokens: int = 16
+    group_size: int | None = None
+    scope: str = "model"
+    scorer: str = "keydiff"
+    alpha: float = 1.0
+    rewind: int = 64
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.retention <= 1.0:
+            raise ConfigError("retention", f"must be above 0 and at most 1, not {self.retention}")
+        if self.page_tokens < 1 or self.page_tokens & (self.page_tokens - 1):
+            raise ConfigError("page_tokens", f"must be a power of two such as 16, not {self.page_tokens}")
+        for name in ("chunk", "window", "rewind"):
+            value = getattr(self, name)
+            if value < 0 or value % self.page_tokens:
+                raise ConfigError(
+                    name, f"must be a multiple of page_tokens ({self.page_tokens}), not {value}"
+                )
+        if self.chunk == 0:
+            raise ConfigError("chunk", f"must be at least one page ({self.page_tokens} tokens), not 0")
+        if self.rewind < self.page_tokens:
+            raise ConfigError(
+                "rewind",
+                f"must be at least one page ({self.page_tokens} tokens), not {self.rewind}: "
+                "a conversation resumes at a page's edge",
+            )
+        if not 0 <= self.sink <= self.chunk:
+            raise ConfigError("sink", f"must be from 0 to chunk ({self.chunk}), not {self.sink}")
+        if self.group_size is not None and self.group_size < 1:
+            raise ConfigError("group_size", f"must be at least 1 or 'auto', not {self.group_size}")
+        if self.scope not in SCOPES:
+            raise ConfigError("scope", f"must be one of {', '.join(SCOPES)}, not {self.scope!r}")
+        if self.scorer not in SCORERS:
+            raise ConfigError("scorer", f"must be one of {', '.join(SCORERS)}, not {self.scorer!r}")
+        if not 0.0 <= self.alpha <= 10.0:
+            raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> TangramConfig:
+        """Build from names to values of any type that parses; unknown names are refused."""
+        parsed: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in _PARSERS:
+                raise ConfigError(name, f"is no setting; there are: {', '.join(_PARSERS)}")
+            parse, expected = _PARSERS[name]
+            try:
+                parsed[name] = parse(value)
+            except (TypeError, ValueError):
+                raise ConfigError(name, f"must be {expected}, not {value!r}") from None
+        return cls(**parsed)
+
+    @classmethod
+    def from_sources(
+        cls, options: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+    ) -> TangramConfig:
+        """Merge the environment (``TANGRAM_FIELD``) with options, which win. Empty variables are unset."""
+        environment = os.environ if environment is None else environment
+        merged: dict[str, Any] = {}
+        for field in fields(cls):
+            value = environment.get(f"TANGRAM_{field.name.upper()}", "")
+            if value != "":
+                merged[field.name] = value
+        merged.update(options or {})
+        return cls.from_mapping(merged)
+
+    @classmethod
+    def from_additional_config(cls, additional: Any) -> TangramConfig:
+        """Read what ``tangram serve`` put into vLLM's ``additional_config``; the environment where stock
+        vLLM was started by hand."""
+        values = additional.get(KEY) if isinstance(additional, Mapping) else None
+        return cls.from_sources() if values is None else cls.from_mapping(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, JSON-ready."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """The form inside ``--additional-config``."""
+        return json.dumps({KEY: self.to_dict()})

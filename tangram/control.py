@@ -1,0 +1,103 @@
+"""A way for the API server to look into the scheduler, which lives in another process.
+
+vLLM's own calls reach workers only. So the scheduler answers on a Unix socket inside a directory that only
+this user can enter: one JSON object a line in, one out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import socketserver
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tangram.errors import EngineUnavailable
+
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+TIMEOUT_SECONDS = 10.0
+
+
+def socket_path(instance: str) -> Path:
+    """Where the engine of that vLLM instance id answers. Short, as a socket's path must be."""
+    return Path(tempfile.gettempdir()) / f"tangram-{os.getuid()}" / f"{instance}.sock"
+
+
+class ControlServer:
+    """Answers calls from a thread of its own. Handlers must be quick and must only read, or queue work."""
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.parent.stat().st_uid != os.getuid() or path.parent.is_symlink():
+            raise PermissionError(f"{path.parent} belongs to somebody else: remove it or set TMPDIR")
+        path.parent.chmod(0o700)
+        _remove_dead(path.parent)
+        path.unlink(missing_ok=True)
+
+        class Connection(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                for line in self.rfile:
+                    self.wfile.write(_answer(handlers, line) + b"\n")
+
+        class Server(socketserver.ThreadingUnixStreamServer):
+            daemon_threads = True
+            block_on_close = False
+
+        self._server = Server(str(path), Connection)
+        self._path = path
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="tangram-control", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and remove the socket."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+        self._thread.join()
+
+
+def _remove_dead(directory: Path) -> None:
+    """Sockets of engines that were killed stay behind; nobody listens there."""
+    for path in directory.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:  # gone already, or somebody's that we cannot judge
+                continue
+
+
+def _answer(handlers: Mapping[str, Handler], line: bytes) -> bytes:
+    try:
+        call = json.loads(line)
+        return json.dumps({"ok": handlers[call["call"]](call)}).encode()
+    except Exception as error:  # the caller gets to see it; the scheduler must live on
+        return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+
+
+def call(path: Path, name: str, **arguments: Any) -> dict[str, Any]:
+    """Ask the scheduler. Blocks for at most ``TIMEOUT_SECONDS``.
+
+    Raises:
+        EngineUnavailable: nobody answers there, or the answer is an error.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(TIMEOUT_SECONDS)
+            connection.connect(str(path))
+            connection.sendall(json.dumps(arguments | {"call": name}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                answer = json.loads(lines.readline() or b"{}")
+    except (OSError, ValueError) as error:
+        raise EngineUnavailable(f"the engine's scheduler does not answer: {error}") from None
+    if "ok" not in answer:
+        raise EngineUnavailable(f"the engine's scheduler failed: {answer.get('error', 'no answer')}")
+    result: dict[str, Any] = answer["ok"]
+    return result

@@ -1,0 +1,315 @@
+"""All page arithmetic of the ragged cache. Nothing else in the project computes an offset.
+
+A *page* holds ``B`` tokens of ``G`` heads. Heads (layer, KV head) of similar budget form a *tier*
+of at most ``G`` heads; there are ``K`` tiers. A chunk is ``C`` tokens, the window ``W`` tokens.
+Chunk ``k`` is sealed once ``n >= (k + 1) * C + W`` tokens are in the cache: tier ``t`` then keeps
+``keep[t]`` of its ``C`` tokens, which fill ``keep[t] / B`` pages; ``S`` is the sum over tiers.
+Everything later is the raw tail, at most ``C + W`` tokens, kept for all heads in a ring of ``R``
+slots. ``rewind`` extra tokens of ring let a request resume that far before its end.
+
+A request holds one append-only row of page ids::
+
+    [ ring: R slots x K tiers ][ chunk 0: S pages ][ chunk 1: S pages ] ...
+      slot 0: t0 t1 .. tK-1      t0 t0 t1 t2 t2 ..
+      slot 1: t0 t1 .. tK-1
+
+    raw token p of tier t              row[((p // B) % R) * K + t]               offset p % B
+    kept token j of chunk k of tier t  row[R * K + k * S + prefix[t] + j // B]   offset j % B
+
+    R        = ceil((C + W + rewind) / B) + 1
+    sealed(n) = max(0, n - W) // C
+    pages(n) = ceil(n / B) * K              while nothing is sealed (the ring grows)
+               R * K + sealed(n) * S        afterwards (the first seal completes the ring)
+
+Inside a page the heads of a tier lie side by side: ``pool[page, member, B, 2 * head_size]``, keys
+in the first half of the last axis and values in the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tangram.errors import ConfigError
+
+Head = tuple[int, int]
+"""(layer, KV head)."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The smallest integer not below ``a / b``."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Heads that share page tables.
+
+    Attributes:
+        keep: tokens of a sealed chunk that each head of the tier keeps; a multiple of the page.
+        heads: the members, in the order in which they lie inside a page.
+    """
+
+    keep: int
+    heads: tuple[Head, ...]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The cache of one model under one configuration, as arithmetic.
+
+    Attributes:
+        layers, kv_heads, head_size: the model's shape (KV heads of a layer, elements of a head).
+        itemsize: bytes of a cache element.
+        page_tokens, chunk, window, rewind: tokens; see the module's picture.
+        group_size: head slots of a page.
+        tiers: every head of the model exactly once.
+    """
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    itemsize: int
+    page_tokens: int
+    chunk: int
+    window: int
+    rewind: int
+    group_size: int
+    tiers: tuple[Tier, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "kv_heads", "head_size", "itemsize", "page_tokens", "chunk", "group_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")
+        for name in ("window", "rewind"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, f"must not be negative, not {getattr(self, name)}")
+        if self.chunk % self.page_tokens:
+            raise ConfigError(
+                "chunk", f"must be a multiple of page_tokens ({self.page_tokens}), not {self.chunk}"
+            )
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        seen: set[Head] = set()
+        for index, tier in enumerate(self.tiers):
+            if not self.page_tokens <= tier.keep <= self.chunk or tier.keep % self.page_tokens:
+                raise ConfigError(
+                    "tiers",
+                    f"tier {index} keeps {tier.keep} tokens a chunk: must be a multiple of "
+                    f"{self.page_tokens} from {self.page_tokens} to {self.chunk}",
+                )
+            if not 1 <= len(tier.heads) <= self.group_size:
+                raise ConfigError(
+                    "tiers", f"tier {index} has {len(tier.heads)} heads, a page holds {self.group_size}"
+                )
+            seen.update(tier.heads)
+        every = {(layer, head) for layer in range(self.layers) for head in range(self.kv_heads)}
+        if seen != every or sum(len(tier.heads) for tier in self.tiers) != len(every):
+            raise ConfigError("tiers", f"must name each of the model's {len(every)} heads exactly once")
+
+    # ---- counts ------------------------------------------------------------------------------
+
+    @cached_property
+    def ring_slots(self) -> int:
+        """R: pages of a tier that the raw tail cycles through."""
+        return ceil_div(self.chunk + self.window + self.rewind, self.page_tokens) + 1
+
+    @cached_property
+    def num_tiers(self) -> int:
+        """K."""
+        return len(self.tiers)
+
+    @cached_property
+    def ring_pages(self) -> int:
+        """R * K: pages of a complete ring."""
+        return self.ring_slots * self.num_tiers
+
+    @cached_property
+    def keep(self) -> tuple[int, ...]:
+        """Kept tokens of a sealed chunk, a tier."""
+        return tuple(tier.keep for tier in self.tiers)
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """Where each tier's pages begin among the S pages of a chunk."""
+        offsets, total = [], 0
+        for keep in self.keep:
+            offsets.append(total)
+            total += keep // self.page_tokens
+        return tuple(offsets)
+
+    @cached_property
+    def pages_per_chunk(self) -> int:
+        """S: pages that one sealed chunk takes."""
+        return sum(self.keep) // self.page_tokens
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes that a layer is charged for one token of one page: vLLM thinks in layers, so a page
+        of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each."""
+        slot = self.page_tokens * 2 * self.head_size * self.itemsize
+        state = ceil_div(self.group_size * slot, self.layers * self.page_tokens)
+        return ceil_div(state, self.itemsize) * self.itemsize
+
+    @cached_property
+    def page_bytes(self) -> int:
+        """Bytes of a page in the pool, with the padding that ``state_bytes`` brings."""
+        return self.layers * self.page_tokens * self.state_bytes
+
+    @cached_property
+    def head_tier(self) -> tuple[tuple[int, ...], ...]:
+        """[layers][kv_heads]: the tier of each head."""
+        return self._table(lambda tier, member: tier)
+
+    @cached_property
+    def head_member(self) -> tuple[tuple[int, ...], ...]:
+        """[layers][kv_heads]: the place of each head inside its tier's pages."""
+        return self._table(lambda tier, member: member)
+
+    def _table(self, pick: Any) -> tuple[tuple[int, ...], ...]:
+        table = [[0] * self.kv_heads for _ in range(self.layers)]
+        for index, tier in enumerate(self.tiers):
+            for member, (layer, head) in enumerate(tier.heads):
+                table[layer][head] = pick(index, member)
+        return tuple(tuple(row) for row in table)
+
+    # ---- functions of the length ---------------------------------------------------------------
+
+    def sealed(self, n: int) -> int:
+        """Sealed chunks of a sequence with ``n`` tokens in the cache; also what a query at position
+        ``n`` sees as sealed."""
+        return max(0, n - self.window) // self.chunk
+
+    def boundary(self, chunk: int) -> int:
+        """The length at which ``chunk`` is sealed."""
+        return (chunk + 1) * self.chunk + self.window
+
+    def next_boundary(self, n: int) -> int:
+        """The first boundary above ``n``: no step may cross it."""
+        return self.boundary(self.sealed(n))
+
+    def sealing(self, n: int) -> int | None:
+        """The chunk to seal when exactly ``n`` tokens are in the cache, or None."""
+        chunk, rest = divmod(n - self.window, self.chunk)
+        return chunk - 1 if rest == 0 and chunk >= 1 else None
+
+    def pages(self, n: int) -> int:
+        """Pages that a sequence of ``n`` tokens holds, exactly."""
+        sealed = self.sealed(n)
+        if sealed == 0:
+            return ceil_div(n, self.page_tokens) * self.num_tiers
+        return self.ring_pages + sealed * self.pages_per_chunk
+
+    def ring_index(self, position: int, tier: int) -> int:
+        """Index in the row of the page of a raw token."""
+        return (position // self.page_tokens) % self.ring_slots * self.num_tiers + tier
+
+    def sealed_index(self, chunk: int, tier: int, token: int) -> int:
+        """Index in the row of the page of kept token ``token`` of a sealed chunk."""
+        return self.ring_pages + chunk * self.pages_per_chunk + self.prefix[tier] + token // self.page_tokens
+
+    def can_rewind(self, n: int, target: int) -> bool:
+        """Whether a sequence whose ring was written for ``n`` tokens can resume from its first ``target``:
+        all raw tokens that ``target`` needs must still be in the ring. At a boundary these include the
+        chunk before it, which is sealed (again) when the sequence resumes there."""
+        if not 0 <= target <= n:
+            return False
+        oldest = (ceil_div(n, self.page_tokens) - self.ring_slots) * self.page_tokens
+        return self.sealed(max(0, target - 1)) * self.chunk >= oldest
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def bytes(self, n: int) -> int:
+        """Bytes of pool that a sequence of ``n`` tokens holds."""
+        return self.pages(n) * self.page_bytes
+
+    def full_bytes(self, n: int) -> int:
+        """Bytes that a full cache of ``n`` tokens takes, in whole pages of ``page_tokens``."""
+        tokens = ceil_div(n, self.page_tokens) * self.page_tokens
+        return tokens * self.layers * self.kv_heads * 2 * self.head_size * self.itemsize
+
+    def kept_tokens(self, n: int, tier: int) -> int:
+        """Tokens of a sequence of ``n`` that the heads of a tier still see."""
+        sealed = self.sealed(n)
+        return sealed * self.keep[tier] + n - sealed * self.chunk
+
+    def tier_pages(self, n: int, tier: int) -> int:
+        """A tier's share of ``pages(n)``; over all tiers these add up to it."""
+        sealed = self.sealed(n)
+        if sealed == 0:
+            return ceil_div(n, self.page_tokens)
+        return self.ring_slots + sealed * self.keep[tier] // self.page_tokens
+
+    def kept_fraction(self, n: int) -> float:
+        """Mean over all heads of the share of ``n`` tokens that a head still sees, from 0 to 1."""
+        if n <= 0:
+            return 1.0
+        seen = sum(self.kept_tokens(n, index) * len(tier.heads) for index, tier in enumerate(self.tiers))
+        return seen / (n * self.layers * self.kv_heads)
+
+    @cached_property
+    def budget(self) -> float:
+        """Mean over all heads of the share of a sealed chunk that is kept."""
+        heads = self.layers * self.kv_heads
+        return sum(tier.keep * len(tier.heads) for tier in self.tiers) / (heads * self.chunk)
+
+    @cached_property
+    def padding(self) -> float:
+        """Share of a sealed chunk's pool bytes that no head uses: empty slots of partly filled tiers
+        and the rounding of ``state_bytes``."""
+        used = sum(tier.keep * len(tier.heads) for tier in self.tiers) * 2 * self.head_size * self.itemsize
+        return 1.0 - used / (self.pages_per_chunk * self.page_bytes)
+
+    # ---- exchange ------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form, with the derived counts that readers want."""
+        return {
+            "layers": self.layers,
+            "kv_heads": self.kv_heads,
+            "head_size": self.head_size,
+            "itemsize": self.itemsize,
+            "page_tokens": self.page_tokens,
+            "chunk": self.chunk,
+            "window": self.window,
+            "rewind": self.rewind,
+            "group_size": self.group_size,
+            "tiers": [
+                {"keep": tier.keep, "heads": [list(head) for head in tier.heads]} for tier in self.tiers
+            ],
+            "ring_slots": self.ring_slots,
+            "page_bytes": self.page_bytes,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Geometry:
+        """The inverse of :meth:`to_dict`. Raises ConfigError naming the field that is wrong."""
+        try:
+            tiers = tuple(
+                Tier(int(tier["keep"]), tuple((int(layer), int(head)) for layer, head in tier["heads"]))
+                for tier in data["tiers"]
+            )
+            names = (
+                "layers",
+                "kv_heads",
+                "head_size",
+                "itemsize",
+                "page_tokens",
+                "chunk",
+                "window",
+                "rewind",
+            )
+            numbers = {name: int(data[name]) for name in names}
+            return cls(**numbers, group_size=int(data["group_size"]), tiers=tiers)
+        except KeyError as missing:
+            raise ConfigError(str(missing.args[0]), "missing from the geometry") from None
+        except (TypeError, ValueError) as wrong:
+            raise ConfigError("geometry", f"not understood: {wrong}") from None
+
+
+def uniform_tiers(heads: Sequence[Head], group_size: int, keep: int) -> tuple[Tier, ...]:
+    """Cut ``heads`` in order into tiers of ``group_size`` that all keep ``keep`` tokens a chunk."""
+    return tuple(Tier(keep, tuple(heads[i : i + group_size])) for i in range(0, len(heads), group_size))

@@ -1,0 +1,37 @@
+"""What a CPU host can spare for the cache. On a GPU vLLM measures this itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+GIB = 1 << 30
+SHARE = 0.25
+"""Of the memory that is free at start. The model, the app and the page cache need the rest."""
+
+LEAST, MOST = GIB // 4, 16 * GIB
+
+
+def available_memory() -> int:
+    """Bytes that this process could still use: free memory, or what its container leaves if that is less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.isdecimal() and used.isdecimal():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def cpu_cache_bytes() -> int:
+    """Bytes of KV cache to ask for on a CPU when nobody chose: vLLM's own default, 92% of the machine, leaves
+    no room for anything else and fails where anything else runs."""
+    return max(LEAST, min(MOST, int(available_memory() * SHARE)))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

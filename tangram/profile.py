@@ -1,0 +1,199 @@
+"""How much of its history each head needs, and the budgets that follow.
+
+A profile holds, for every (layer, KV head), the mean and the standard deviation over calibration
+samples of the share of the cache that the head needs. From these, for any target:
+
+    need   = clip(mean + alpha * std, floor, 1)
+    budget = clip(need ** g, floor, 1), with g such that the mean over heads is the target retention
+
+Raising to a power keeps at 1 the heads that need everything; multiplying would cut them first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tangram.config import TangramConfig
+from tangram.errors import ConfigError, ProfileError
+from tangram.geometry import Geometry, Head, Tier
+
+FORMAT = "tangram-profile"
+VERSION = 1
+DEFAULT_FLOOR = 0.05
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the cache must know of a model. ``itemsize``: bytes of a cache element."""
+
+    name: str
+    layers: int
+    kv_heads: int
+    head_size: int
+    itemsize: int
+    dtype: str
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Statistics of one model's heads.
+
+    Attributes:
+        mean, std: [layers][kv_heads], shares of the cache from 0 to 1.
+        floor: the least share that any head keeps.
+        source: where the profile came from, for people.
+    """
+
+    mean: Matrix
+    std: Matrix
+    floor: float = DEFAULT_FLOOR
+    source: str = "uniform"
+
+    @classmethod
+    def uniform(cls, layers: int, kv_heads: int) -> Profile:
+        """All heads alike: used when no profile is given."""
+        row = (0.5,) * kv_heads
+        return cls((row,) * layers, ((0.0,) * kv_heads,) * layers, floor=0.0)
+
+    @classmethod
+    def load(cls, path: str | Path, layers: int, kv_heads: int) -> Profile:
+        """Read a profile file made for a model of this shape.
+
+        Raises:
+            ProfileError: the file is missing, not a profile, newer, damaged, or for another model.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ProfileError(f"profile {path} cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise ProfileError(f"profile {path} is damaged: it is not JSON") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ProfileError(f"profile {path} is not a Tangram profile: 'format' must be {FORMAT!r}")
+        if data.get("version") != VERSION:
+            raise ProfileError(
+                f"profile {path} has version {data.get('version')}, this release reads {VERSION}: "
+                "calibrate again or upgrade"
+            )
+        mean = _matrix(data.get("mean"), "mean", path, high=1.0)
+        std = _matrix(data.get("std"), "std", path, high=1.0)
+        for name, matrix in (("mean", mean), ("std", std)):
+            if len(matrix) != layers or any(len(row) != kv_heads for row in matrix):
+                raise ProfileError(
+                    f"profile {path} is for another model: {name!r} must be {layers} layers x "
+                    f"{kv_heads} KV heads"
+                )
+        floor = data.get("floor", DEFAULT_FLOOR)
+        if not isinstance(floor, int | float) or not 0.0 <= floor < 1.0:
+            raise ProfileError(f"profile {path} is damaged: 'floor' must be from 0 to below 1")
+        return cls(mean, std, float(floor), str(path))
+
+    def save(self, path: str | Path, **provenance: Any) -> None:
+        """Write the file form; ``provenance`` (oracle, samples, tool version ...) is kept beside."""
+        data = provenance | {
+            "format": FORMAT,
+            "version": VERSION,
+            "mean": self.mean,
+            "std": self.std,
+            "floor": self.floor,
+        }
+        Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+    def needs(self, alpha: float) -> list[list[float]]:
+        """[layers][kv_heads]: mean + alpha * std, clipped to [floor, 1]."""
+        return [
+            [min(1.0, max(self.floor, m + alpha * s)) for m, s in zip(mean, std, strict=True)]
+            for mean, std in zip(self.mean, self.std, strict=True)
+        ]
+
+    def budgets(self, retention: float, alpha: float) -> list[list[float]]:
+        """[layers][kv_heads]: shares to keep, of mean ``retention`` (as near as floor and the heads that
+        need everything allow)."""
+        if retention >= 1.0:
+            return [[1.0] * len(row) for row in self.mean]
+        needs = self.needs(alpha)
+        flat = [max(need, 1e-6) for row in needs for need in row]
+
+        def mean_at(power: float) -> float:
+            return sum(min(1.0, max(self.floor, need**power)) for need in flat) / len(flat)
+
+        low, high = 0.0, 1.0
+        while mean_at(high) > retention and high < 2**20:
+            high *= 2.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if mean_at(middle) > retention else (low, middle)
+        return [[min(1.0, max(self.floor, max(need, 1e-6) ** high)) for need in row] for row in needs]
+
+
+def _matrix(value: Any, name: str, path: str | Path, high: float) -> Matrix:
+    if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
+        raise ProfileError(f"profile {path} is damaged: {name!r} must be a list of lists of numbers")
+    for row in value:
+        for number in row:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0 <= number <= high:
+                raise ProfileError(
+                    f"profile {path} is damaged: {name!r} has {number!r}, not a share from 0 to 1"
+                )
+    return tuple(tuple(float(number) for number in row) for row in value)
+
+
+def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:
+    """The profile that a configuration names, or the uniform one."""
+    if config.profile is None or config.scope == "uniform":
+        return Profile.uniform(shape.layers, shape.kv_heads)
+    return Profile.load(config.profile, shape.layers, shape.kv_heads)
+
+
+def default_group_size(layers: int, kv_heads: int) -> int:
+    """A sixth of all heads: larger groups were seen to lose recall (docs/architecture.md)."""
+    return max(1, layers * kv_heads // 6)
+
+
+def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Geometry:
+    """The cache's arithmetic for a model: budgets, cut into tiers, rounded to pages."""
+    profile = load_profile(config, shape) if profile is None else profile
+    budgets = profile.budgets(config.retention, config.alpha)
+    total = shape.layers * shape.kv_heads
+    group = config.group_size or default_group_size(shape.layers, shape.kv_heads)
+    if group > total:
+        raise ConfigError("group_size", f"must be at most the model's {total} heads, not {group}")
+    groups = [
+        block[start : start + group]
+        for block in _blocks(config.scope, budgets)
+        for start in range(0, len(block), group)
+    ]
+    tiers = tuple(Tier(_keep(config, budgets, heads), tuple(heads)) for heads in groups)
+    width = max(len(tier.heads) for tier in tiers)
+    return Geometry(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        itemsize=shape.itemsize,
+        page_tokens=config.page_tokens,
+        chunk=config.chunk,
+        window=config.window,
+        rewind=config.rewind,
+        group_size=min(group, width),
+        tiers=tiers,
+    )
+
+
+def _blocks(scope: str, budgets: list[list[float]]) -> list[list[Head]]:
+    """Runs of heads inside which tiers are cut, each sorted by falling budget (stable by position)."""
+    layers = [[(layer, head) for head in range(len(row))] for layer, row in enumerate(budgets)]
+    if scope == "layer":
+        return [sorted(heads, key=lambda h: -budgets[h[0]][h[1]]) for heads in layers]
+    every = [head for heads in layers for head in heads]
+    return [every if scope == "uniform" else sorted(every, key=lambda h: -budgets[h[0]][h[1]])]
+
+
+def _keep(config: TangramConfig, budgets: list[list[float]], heads: list[Head]) -> int:
+    mean = sum(budgets[layer][head] for layer, head in heads) / len(heads)
+    pages = round(mean * config.chunk / config.page_tokens)
+    return max(1, min(pages, config.chunk // config.page_tokens)) * config.page_tokens

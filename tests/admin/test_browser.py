@@ -1,0 +1,145 @@
+"""The console in Chromium, over the product with the imitated engine as its child process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from admin import figures
+from tests.admin.browser import AdminPage
+from tests.ui.support import DESKTOP, PHONE, ROOT, Product, chromium, fetch, product
+
+pytestmark = [pytest.mark.ui, pytest.mark.timeout(300)]
+
+# Retention 0.13 is what this engine cannot start with.
+_ENGINE = f"""
+import runpy, sys
+if "0.13" in sys.argv:
+    sys.exit("ValueError: no memory for a single conversation")
+sys.argv[0] = {str(ROOT / "tests" / "fake_engine.py")!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    script = tmp_path_factory.mktemp("engine") / "engine.py"
+    script.write_text(_ENGINE)
+    environment = {
+        "TANGRAM_ENGINE_COMMAND": f"{sys.executable} {script}",
+        "MODEL": str(bundled_model_dir),
+        "OMP_NUM_THREADS": "1",
+    }
+    with product(environment, lambda _: 0, ready=120) as running:
+        yield running
+
+
+def send(admin: AdminPage, text: str) -> None:
+    """A whole turn over the product's interface, as the signed-in user."""
+    request, origin = admin.context.request, {"origin": admin.url}
+    conversation = request.post(f"{admin.url}/api/conversations", data={}, headers=origin).json()["id"]
+    answer = request.post(
+        f"{admin.url}/api/conversations/{conversation}/messages",
+        data={"content": text},
+        headers=origin,
+        timeout=60_000,
+    )
+    assert answer.ok
+
+
+def test_the_map_is_redrawn_in_place_while_people_chat(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        admin.page.evaluate("window.firstElement = document.querySelector('#memory-map-figure .main-svg')")
+        empty = admin.values()
+        assert (len(empty), len(empty[0])) == (3, 30)
+        assert sum(map(sum, empty)) == 0
+        send(admin, "/tokens 600 /delay 0.001")
+        before = admin.drawings()
+        admin.drawn_after(before)
+        admin.page.wait_for_function("document.querySelector('#memory-map-figure').data[0].z[0][0] > 0")
+        filled = admin.values()
+        assert min(min(row) for row in filled) > 0
+        assert admin.page.evaluate(
+            "document.querySelector('#memory-map-figure .main-svg') === window.firstElement"
+        ), "the chart was replaced instead of updated"
+        admin.show(figures.TIER)
+        assert admin.values() != filled
+        expect(admin.page.locator("table.sequences tbody tr")).not_to_have_count(0)
+        assert "1" in admin.card("Conversations")
+        assert not admin.problems
+        assert not admin.foreign
+
+
+def test_hovering_tells_the_head(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        plot = admin.page.locator("#memory-map-figure .nsewdrag").first.bounding_box()
+        assert plot is not None
+        admin.page.mouse.move(plot["x"] + plot["width"] * 2.5 / 30, plot["y"] + plot["height"] / 6)
+        label = admin.page.locator("#memory-map-figure .hoverlayer")
+        for words in ("Layer 2, KV head 0", "Tier", "Budget", "Tokens kept", "Pages"):
+            expect(label).to_contain_text(words)
+
+
+def test_tuning_and_going_back(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        admin.tab("Tune")
+        expect(admin.preview).to_contain_text("This is what runs now")
+        admin.set("group", "400")
+        expect(admin.preview).to_contain_text("Group size: must be a whole number from 1 to 90")
+        admin.set("group", "12")
+        admin.set("retention", "25")
+        expect(admin.preview).to_contain_text("groups of 12 heads")
+        expect(admin.preview).to_contain_text("→")
+        admin.page.locator("#tune-apply").click()
+        admin.page.locator("#tune-cancel").click()
+        expect(admin.page.locator("#tune-restart")).to_be_hidden()
+        expect(admin.progress).to_be_empty()
+        admin.apply()
+        expect(admin.progress).to_contain_text("Restarting the engine")
+        expect(admin.progress).to_contain_text("ready with the new settings", timeout=60_000)
+        expect(admin.preview).to_contain_text("This is what runs now")
+        admin.set("retention", "13")
+        expect(admin.preview).to_contain_text("13%")
+        admin.apply()
+        expect(admin.progress).to_contain_text("went back to the previous ones", timeout=60_000)
+        expect(admin.progress).to_contain_text("no memory for a single conversation")
+        assert fetch(f"{served.url}/health/ready")[0] == 200
+        admin.tab("Engine")
+        expect(admin.page.locator("#config")).to_contain_text("25%")
+        admin.page.get_by_text("Engine log").click()
+        expect(admin.page.locator("#log pre")).to_contain_text("--tangram-group-size 12")
+        admin.page.reload()
+        admin.tab("Tune")
+        expect(admin.page.locator("#tune-retention input[type=number]")).to_have_value("25")
+        assert not admin.problems
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_tab_fits_the_window(
+    browser: Browser, served: Product, size: tuple[int, int], scheme: str
+) -> None:
+    with AdminPage(browser, served.url, size, scheme) as admin:
+        for tab in ("Memory", "Tune", "Engine"):
+            admin.tab(tab)
+            assert admin.overflow() <= 0, tab
+        colour = admin.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        light = sum(int(part) for part in colour.strip("rgb()").split(",")) > 3 * 128
+        assert light == (scheme == "light"), colour
+        assert not admin.problems
+
+
+def test_an_ended_session_leads_to_the_sign_in(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        admin.context.clear_cookies()
+        admin.page.wait_for_url("**/login")

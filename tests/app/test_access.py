@@ -1,0 +1,239 @@
+"""Who gets in: first-run setup, sign-in, API keys, and that no route forgets to ask."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
+
+from app.accounts import COOKIE, is_local
+from app.factory import create_app
+from app.middleware import MAX_BODY, MAX_FORM
+from app.settings import Settings
+from tests.app.conftest import NAME, PASSWORD, Product, serving
+from tests.fake_engine import FakeEngine
+
+PUBLIC = {"/health/live", "/health/ready", "/login", "/setup", "/logout"}
+LOCAL = {"/metrics"}
+FALLBACKS = {"/api/{rest:path}", "/v1/{rest:path}"}
+BODIES: dict[str, Any] = {
+    "/api/conversations": {},
+    "/api/conversations/{conversation_id}": {"title": "x"},
+    "/api/conversations/{conversation_id}/messages": {"content": "/say x"},
+    "/api/messages/{message_id}/edit": {"content": "/say x"},
+    "/api/keys": {"name": "x"},
+    "/v1/chat/completions": {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+def routes(product: Product) -> list[tuple[str, str]]:
+    found = [
+        (method, route.path)
+        for route in product.app.routes
+        if isinstance(route, APIRoute)
+        for method in sorted(route.methods)
+    ]
+    assert len(found) > 20
+    return found
+
+
+async def test_no_route_answers_a_stranger(product: Product) -> None:
+    async with product.client() as nobody:
+        for method, path in routes(product):
+            if path in PUBLIC | LOCAL:
+                continue
+            answer = await nobody.request(method, re.sub(r"{.*?}", "x", path), json=BODIES.get(path, {}))
+            assert answer.status_code == 401, (method, path)
+            assert answer.json()["error"]["code"] == "not_signed_in"
+
+
+async def test_each_route_with_an_id_is_blind_to_other_peoples(product: Product) -> None:
+    conversation = await product.conversation()
+    reply = await product.reply(conversation, "/say secret")
+    _, key = await product.services.accounts.create_api_key(product.owner, "mine")
+    ids = {
+        "conversation_id": conversation,
+        "message_id": reply.parent_id,
+        "reply_id": reply.id,
+        "key_id": key.id,
+        "model_id": "another",
+    }
+    checked = 0
+    async with await product.stranger() as stranger:
+        for method, path in routes(product):
+            if "{" not in path or path in FALLBACKS:
+                continue
+            address = re.sub(r"{(\w+)(?::path)?}", lambda found: ids[found[1]], path)
+            answer = await stranger.request(method, address, json=BODIES.get(path, {}))
+            assert answer.status_code == 404, (method, path, answer.text)
+            assert "secret" not in answer.text
+            checked += 1
+        listed = await stranger.get("/api/conversations", params={"query": "secret"})
+        assert listed.json() == {"conversations": []}
+        assert (await stranger.get("/api/keys")).json()["keys"][0]["name"] == "test"
+    assert checked >= 13
+    assert (await product.services.store.get_message(product.owner, reply.id)).content == "secret"
+    assert (await product.services.store.list_api_keys(product.owner))[0].revoked_at is None
+
+
+async def test_pages_send_strangers_to_sign_in(product: Product) -> None:
+    async with product.client(headers={"Accept": "text/html"}) as nobody:
+        for path in ("/", "/admin", "/admin/", "/some/page"):
+            answer = await nobody.get(path)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+        assert (await nobody.get("/setup")).headers["location"] == "/login"
+        page = await nobody.get("/login")
+        assert page.status_code == 200
+        assert 'name="password"' in page.text
+        assert "frame-ancestors 'self'" in page.headers["content-security-policy"]
+
+
+async def test_sign_in_and_out(product: Product) -> None:
+    async with product.client() as http:
+        wrong = await http.post("/login", data={"name": NAME, "password": "wrong password"})
+        assert wrong.status_code == 401
+        assert "name or the password is wrong" in wrong.text
+        unknown = await http.post("/login", data={"name": "<script>x", "password": "x"})
+        assert unknown.status_code == 401
+        assert "<script>x" not in unknown.text
+        assert "&lt;script&gt;x" in unknown.text
+        right = await http.post("/login", data={"name": NAME.upper(), "password": PASSWORD})
+        assert (right.status_code, right.headers["location"]) == (303, "/")
+        cookie = right.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "samesite=lax" in cookie.lower()
+        assert "secure" not in cookie.lower()
+        token = http.cookies[COOKIE]
+        assert (await http.get("/api/conversations")).status_code == 200
+        assert (await http.post("/logout")).status_code == 303
+        http.cookies.set(COOKIE, token)
+        assert (await http.get("/api/conversations")).status_code == 401
+    async with product.client(headers={"X-Forwarded-Proto": "https"}) as http:
+        answer = await http.post("/login", data={"name": NAME, "password": PASSWORD})
+        assert "Secure" in answer.headers["set-cookie"]
+    assert (await product.http.get("/api/conversations")).status_code == 200  # the other session goes on
+
+
+async def test_guessing_is_slowed_down(product: Product) -> None:
+    async with product.client() as http:
+        for _ in range(10):
+            assert (await http.post("/login", data={"name": "bob", "password": "x"})).status_code == 401
+        assert (await http.post("/login", data={"name": "BOB", "password": "x"})).status_code == 429
+        assert (await http.post("/login", data={"name": NAME, "password": PASSWORD})).status_code == 303
+
+
+async def test_other_sites_cannot_use_a_signed_in_browser(product: Product) -> None:
+    http = product.http
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": product.url.replace("127.0.0.1", "localhost")},
+        {"Sec-Fetch-Site": "cross-site"},
+    ):
+        answer = await http.post("/api/conversations", json={}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "wrong_origin")
+    assert (
+        await http.post("/api/conversations", json={}, headers={"Origin": product.url})
+    ).status_code == 201
+    async with product.client(headers={"Origin": "https://evil.example"}) as nobody:
+        form = {"name": NAME, "password": PASSWORD}
+        assert (await nobody.post("/login", data=form)).status_code == 403
+        assert (await nobody.post("/setup", data=form)).status_code == 403
+
+
+async def test_api_keys(product: Product) -> None:
+    created = (await product.http.post("/api/keys", json={"name": "laptop"})).json()
+    async with product.client(headers={"Authorization": f"Bearer {created['key']}"}) as http:
+        assert (await http.get("/v1/models")).json()["data"][0]["id"] == "fake-model"
+        assert (
+            await http.post("/api/conversations", json={}, headers={"Origin": "x://y"})
+        ).status_code == 201
+        (listed,) = (await http.get("/api/keys")).json()["keys"]
+        assert listed["name"] == "laptop"
+        assert listed["last_used_at"] is not None
+        assert "key" not in listed
+        assert (await http.delete(f"/api/keys/{listed['id']}")).status_code == 204
+        assert (await http.get("/v1/models")).status_code == 401
+    database = product.services.settings.database_path.read_bytes()
+    assert created["key"].encode() not in database
+    async with product.client(headers={"Authorization": "Bearer tc-wrong"}) as http:
+        assert (await http.get("/v1/models")).status_code == 401
+
+
+async def test_first_run_setup(settings: Settings, fake_engine: FakeEngine) -> None:
+    app = create_app(settings, chat_ui=False)
+    accounts = app.state.services.accounts
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        page = {"Accept": "text/html"}
+        assert (await http.get("/", headers=page)).headers["location"] == "/setup"
+        assert (await http.get("/login", headers=page)).headers["location"] == "/setup"
+        assert 'name="key"' not in (await http.get("/setup")).text
+        foreign = {"Host": "rebound.example"}
+        assert 'name="key"' in (await http.get("/setup", headers=foreign)).text
+        form = {"name": "ann", "password": "long enough"}
+        assert (await http.post("/setup", data=form, headers=foreign)).status_code == 403
+        assert (await http.post("/setup", data={**form, "key": "wrong"}, headers=foreign)).status_code == 403
+        short = await http.post("/setup", data={"name": "ann", "password": "short"})
+        assert (short.status_code, "at least 8" in short.text) == (400, True)
+        assert (await http.post("/setup", data={"name": "\n", "password": "long enough"})).status_code == 400
+        made = await http.post("/setup", data={**form, "key": accounts.setup_key}, headers=foreign)
+        assert (made.status_code, made.headers["location"]) == (303, "/")
+        user = await app.state.services.store.user_by_name("ann")
+        assert user.is_admin
+        assert user.password_hash.startswith("$argon2id$")
+        again = await http.post("/setup", data={"name": "eve", "password": "long enough"})
+        assert again.status_code == 403
+        assert await app.state.services.store.count_users() == 1
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "local"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000", True),
+        ("127.0.0.1", "localhost:8000", True),
+        ("::1", "[::1]:8000", True),
+        ("127.0.0.1", "evil.example:8000", False),
+        ("10.0.0.7", "localhost:8000", False),
+        ("10.0.0.7", "10.0.0.1:8000", False),
+    ],
+)
+def test_what_counts_as_this_machine(client: str, host: str, local: bool) -> None:
+    scope = {
+        "type": "http",
+        "scheme": "http",
+        "path": "/",
+        "query_string": b"",
+        "server": ("0.0.0.0", 8000),
+        "client": (client, 5000),
+        "headers": [(b"host", host.encode())],
+    }
+    assert is_local(HTTPConnection(scope)) is local
+
+
+async def test_metrics_are_for_this_machine_and_for_administrators(product: Product) -> None:
+    foreign = {"Host": "chat.example"}
+    async with product.client() as http:
+        text = (await http.get("/metrics")).text
+        assert (await http.get("/metrics", headers=foreign)).status_code == 401
+    assert 'tangram_chat_engine_state{state="ready"} 1.0' in text
+    assert 'tangram_chat_pool_pages{kind="total"} 20000.0' in text
+    assert (await product.http.get("/metrics", headers=foreign)).status_code == 200
+    async with await product.stranger() as http:
+        assert (await http.get("/metrics", headers=foreign)).status_code == 403
+
+
+async def test_bodies_have_a_limit(product: Product) -> None:
+    async def untold() -> Any:  # chunked: its length is not said beforehand
+        for _ in range(4):
+            yield b"x" * 32768
+
+    too_large = await product.http.post("/api/conversations", content=b"x" * (MAX_BODY + 1))
+    assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "too_large")
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    async with product.client(headers=headers) as nobody:
+        assert (await nobody.post("/login", content=b"name=" + b"x" * MAX_FORM)).status_code == 413
+        assert (await nobody.post("/login", content=untold())).status_code == 413

@@ -1,0 +1,64 @@
+"""The whole product as a user starts it: `python -m app` in a fresh data directory, with its own engine.
+
+With TANGRAM_TEST_ENGINE=fake the imitated engine takes the real one's place, to work on the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.ui.support import ROOT, ChatPage, Product, chromium, engine_url, fake_state, product, real_running
+
+FAKE = os.environ.get("TANGRAM_TEST_ENGINE") == "fake"
+
+
+def running(served: Product) -> int:
+    return int(fake_state(engine_url(served))["running"]) if FAKE else real_running(served)
+
+
+@pytest.fixture(scope="session")
+def served(bundled_model_dir: Path) -> Iterator[Product]:
+    """The running product: `url`, `home`, `log`, and `running(served)` for what the engine works on."""
+    environment = {"MODEL": str(bundled_model_dir)}
+    if FAKE:
+        environment["TANGRAM_ENGINE_COMMAND"] = f"{sys.executable} {ROOT / 'tests' / 'fake_engine.py'}"
+    with product(environment, running, ready=600) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def story() -> str:
+    """A message whose reply takes long."""
+    words = "Write a very long story about a lighthouse keeper and the sea, with many chapters."
+    return f"{words} /tokens 3000 /delay 0.03" if FAKE else words
+
+
+@pytest.fixture(scope="session")
+def states() -> dict[str, Any]:
+    """Cookies of sign-ins, by user name, kept between tests."""
+    return {}
+
+
+@pytest.fixture
+def chat(browser: Browser, served: Product, states: dict[str, Any]) -> Iterator[ChatPage]:
+    """The chat page of the administrator (created on first use), on a new conversation."""
+    page = ChatPage(browser, served.url, state=states.get("admin")).enter()
+    states["admin"] = page.context.storage_state()
+    yield page
+    problems, dialogs = page.problems, page.dialogs
+    page.close()
+    assert not problems, "the page raised errors"
+    assert not dialogs, "something in the page ran a script of its own"

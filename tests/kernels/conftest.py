@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.cpu import dispatch
+
+
+@pytest.fixture(params=["reference", "native"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run the test once with each implementation of the operators."""
+    yield from _chosen(request.param, monkeypatch)
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Insist on the native kernels."""
+    yield from _chosen("native", monkeypatch)
+
+
+def _chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("TANGRAM_KERNELS", name)
+    dispatch.native.cache_clear()
+    yield name
+    dispatch.native.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep to one thread unless a test is about threads: the cases are small, and other tests may run
+    beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

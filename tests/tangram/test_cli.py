@@ -1,0 +1,128 @@
+"""`tangram serve`: the command that it turns into, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tangram import cli, host
+from tangram.config import KEY, TangramConfig
+from tangram.errors import ConfigError
+
+
+def after(command: list[str], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+def test_the_command_is_stock_vllm_s_server_with_our_options_and_the_user_s() -> None:
+    config = TangramConfig(retention=0.25, page_tokens=32)
+    command = cli.vllm_command("some/model", config, ["--port", "9", "--enforce-eager"], on_cpu=False)
+    assert command[1:3] == ["-m", "vllm.entrypoints.launchers.api_server.entry"]
+    assert after(command, "--model") == "some/model"
+    assert after(command, "--block-size") == "32"
+    assert after(command, "--attention-backend") == "CUSTOM"
+    assert json.loads(after(command, "--additional-config"))[KEY] == config.to_dict()
+    assert command[-3:] == ["--port", "9", "--enforce-eager"]
+
+
+def test_what_is_polled_stays_out_of_the_log_unless_the_user_decides() -> None:
+    command = cli.vllm_command("m", TangramConfig(), [], on_cpu=True)
+    assert after(command, "--disable-access-log-for-endpoints") == "/health,/metrics,/tangram/memory"
+    command = cli.vllm_command("m", TangramConfig(), ["--disable-uvicorn-access-log"], on_cpu=True)
+    assert "--disable-access-log-for-endpoints" not in command
+
+
+def test_on_a_cpu_the_cache_gets_a_size_unless_the_user_gave_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    command = cli.vllm_command("m", TangramConfig(), [], on_cpu=True)
+    assert host.LEAST <= int(after(command, "--kv-cache-memory-bytes")) <= host.MOST
+    assert "--attention-backend" not in command
+    assert cli.cpu_options(["--gpu-memory-utilization=0.3"], {}) == []
+    assert cli.cpu_options(["--kv-cache-memory-bytes", "1"], {}) == []
+    assert cli.cpu_options([], {"VLLM_CPU_KVCACHE_SPACE": "2"}) == []
+
+
+def test_the_cache_s_share_follows_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, expected in ((0, host.LEAST), (8 * host.GIB, 2 * host.GIB), (1024 * host.GIB, host.MOST)):
+        monkeypatch.setattr(host, "available_memory", lambda free=free: free)
+        assert host.cpu_cache_bytes() == expected
+
+
+def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 99 kB\nMemAvailable: 8388608 kB",
+        "/sys/fs/cgroup/memory.max": str(3 * host.GIB),
+        "/sys/fs/cgroup/memory.current": str(host.GIB),
+    }
+    monkeypatch.setattr(host, "_read", lambda path: files[path])
+    assert host.available_memory() == 2 * host.GIB
+    files["/sys/fs/cgroup/memory.max"] = "max"
+    assert host.available_memory() == 8 * host.GIB
+
+
+@pytest.mark.parametrize("extra", [["--additional-config", '{"a": 1}'], ['--additional-config={"a": 1}']])
+def test_the_user_s_additional_config_is_kept(extra: list[str]) -> None:
+    command = cli.vllm_command("m", TangramConfig(), extra, on_cpu=True)
+    assert set(json.loads(after(command, "--additional-config"))) == {"a", KEY}
+    assert sum(word.startswith("--additional-config") for word in command) == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        (["--block-size", "128"], "page_tokens: is 16; use --tangram-page-tokens"),
+        (["--block-size=128"], "page_tokens: is 16; use --tangram-page-tokens"),
+        (["--attention-backend", "FLASH_ATTN"], "attention-backend: is set by tangram serve"),
+        (["--scheduler-cls=x"], "scheduler-cls: is set by tangram serve"),
+        (["--additional-config", "{"], "additional-config: must be a JSON object"),
+        (["--additional-config", "[]"], "additional-config: must be a JSON object"),
+    ],
+)
+def test_options_that_contradict_ours_are_refused(extra: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        cli.vllm_command("m", TangramConfig(), extra, on_cpu=True)
+    assert str(error.value).startswith(says)
+
+
+def test_the_plugin_is_named_beside_all_that_loaded_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.vllm_environment({"VLLM_PLUGINS": "one,two"})["VLLM_PLUGINS"] == "one,two,tangram"
+    assert cli.vllm_environment({"VLLM_PLUGINS": "tangram"})["VLLM_PLUGINS"] == "tangram"
+    assert "tangram" in cli.vllm_environment({})["VLLM_PLUGINS"].split(",")
+    assert cli.vllm_environment({"A": "b"})["A"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "m", "--tangram-retention", "2"], "tangram: retention: must be above 0 and at most 1"),
+        (["serve", "m", "--tangram-retension", "1"], "--tangram-retension: is no option of tangram serve"),
+        (["serve"], "the following arguments are required: MODEL"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_a_sentence(arguments: list[str], says: str) -> None:
+    run = subprocess.run([sys.executable, "-m", "tangram", *arguments], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert says in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_every_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.build_parser().parse_args(["serve", "--help"])
+    text = capsys.readouterr().out
+    for name in TangramConfig().to_dict():
+        assert cli.option(name) in text
+
+
+def test_the_client_s_side_needs_neither_torch_nor_vllm() -> None:
+    code = (
+        "import sys, tangram.client, tangram.geometry, tangram.errors;"
+        "sys.exit(bool({'torch', 'vllm', 'kernels'} & set(sys.modules)))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

@@ -1,0 +1,123 @@
+"""What the documents name exists: make targets, options, routes, variables, files."""
+
+import re
+import subprocess
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from fastapi import APIRouter
+
+import app.routes
+from app.settings import Settings
+from tangram.cli import build_parser
+from tangram.config import TangramConfig
+from tests.tree import PROJECT, ROOT, repository_files, texts
+
+# Served by the engine's stock API server, so no route of ours declares them.
+ENGINE_ROUTES = {"/v1/completions"}
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the repository."""
+    return [path for path in repository_files() if path.suffix == ".md"]
+
+
+def code_in(document: Path) -> list[str]:
+    """The code blocks and code spans of a Markdown file."""
+    text = document.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, flags=re.M | re.S)
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    return [*blocks, *spans]
+
+
+def test_there_are_a_readme_and_a_changelog() -> None:
+    assert {ROOT / "README.md", ROOT / "CHANGELOG.md"} <= set(documents())
+
+
+def test_the_changelog_has_this_version() -> None:
+    headings = re.findall(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert PROJECT["version"] in headings
+
+
+def test_documents_name_make_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    for document in documents():
+        for code in code_in(document):
+            for named in re.findall(r"(?:^|\s)make ([a-z][a-z-]*)", code):
+                assert named in targets, f"{document.name}: make {named}"
+
+
+def test_every_make_target_is_in_the_help() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert targets == set(re.findall(r"^  make ([a-z-]+)", listed, flags=re.M))
+
+
+def test_documents_name_options_that_exist() -> None:
+    parsers = [build_parser()]
+    options: set[str] = set()
+    while parsers:
+        for action in parsers.pop()._actions:
+            options.update(action.option_strings)
+            if isinstance(action.choices, dict):
+                parsers += action.choices.values()
+    assert "--tangram-retention" in options
+    for document in documents():
+        for code in code_in(document):
+            for named in re.findall(r"(?<![\w-])(--tangram-[a-z-]+[a-z])", code):
+                assert named in options, f"{document.name}: {named}"
+            for command in re.findall(r"(?:^|[\s/])tangram ([a-z]\w*)", code):
+                assert command == "serve", f"{document.name}: tangram {command}"
+
+
+def declared_routes() -> set[str]:
+    found = {"/", "/admin"} | ENGINE_ROUTES
+    for module in iter_modules(app.routes.__path__, "app.routes."):
+        for value in vars(import_module(module.name)).values():
+            if isinstance(value, APIRouter):
+                found.update(str(getattr(route, "path", "")) for route in value.routes)
+    for path in (ROOT / "tangram").rglob("*.py"):
+        found.update(re.findall(r"""["'](/tangram/[a-z/]+)["']""", path.read_text()))
+    return {re.sub(r"\{\w+(:\w+)?\}", "{}", route) for route in found}
+
+
+def test_documents_name_routes_that_exist() -> None:
+    routes = declared_routes()
+    assert "/health/ready" in routes
+    # What looks like a route of ours: a path that begins with one of the routes' own first parts.
+    first_parts = "|".join(sorted({re.escape(route.split("/")[1]) for route in routes if route != "/"}))
+    path = re.compile(rf"(?<![\w./-])/(?:{first_parts})(?![\w-])(?:/[\w{{}}.-]+)*")
+    for document in documents():
+        for code in code_in(document):
+            for named in path.findall(code):
+                named = re.sub(r"\{\w*\}|\b[A-Z_]{2,}\b", "{}", named)
+                family = named.removesuffix("...")  # "/api/..." stands for the routes that begin like that
+                known = named in routes or (family != named and any(r.startswith(family) for r in routes))
+                assert known, f"{document.name}: {named}"
+
+
+def test_documents_name_variables_that_are_read() -> None:
+    source = "\n".join(text for path, text in texts(repository_files()) if path.suffix != ".md")
+    prefixed = {f"TANGRAM_{name.upper()}" for name in names_of_settings()}
+    for document in documents():
+        for code in code_in(document):
+            for named in re.findall(r"\bTANGRAM_[A-Z_]+\b", code):
+                assert named in prefixed or named in source, f"{document.name}: {named}"
+
+
+def names_of_settings() -> set[str]:
+    return set(Settings.model_fields) | {field.name for field in fields(TangramConfig)}
+
+
+def test_documents_link_and_point_to_files_that_exist() -> None:
+    for document in documents():
+        text = document.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img[^>]*src="([^"]+)"', text):
+            if not re.match(r"[a-z]+:|#", target):
+                assert (document.parent / target.split("#")[0]).exists(), f"{document.name}: {target}"
+        for code in code_in(document):
+            for named in re.findall(r"(?<![\w./~$-])((?:scripts|docker|benchmarks|docs)/[\w./-]+\w)", code):
+                assert (ROOT / named).exists(), f"{document.name}: {named}"
