@@ -242,7 +242,10 @@ class ManagedEngine(EngineSupervisor):
             "--host", "127.0.0.1", "--port", str(port), "--served-model-name", model.name,
             *shlex.split(self.settings.engine_args), *_option_words(self._status.overrides),
         ]  # fmt: skip
+        cache = self.settings.home / "cache"
         environment = {
+            "VLLM_CACHE_ROOT": str(cache / "vllm"),
+            "TANGRAM_KERNEL_CACHE": str(cache / "kernels"),
             **os.environ,
             "TANGRAM_HOME": str(self.settings.home),
             "VLLM_API_KEY": key,

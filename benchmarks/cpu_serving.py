@@ -19,7 +19,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +46,28 @@ def worker(model: str, retention: float | None) -> None:
         }
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model, max_model_len=4096, dtype="bfloat16", enforce_eager=True, **options)
+    llm = LLM(
+        model, max_model_len=4096, dtype="bfloat16", enforce_eager=True, disable_log_stats=False, **options
+    )
 
-    def timed(prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+    def timed(prompts: list[list[int]], count: int) -> tuple[float, float, list[list[int]]]:
+        """Seconds until all have a first token, seconds from there to the end, and what was generated."""
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        start = time.perf_counter()
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-        return time.perf_counter() - start, [list(output.outputs[0].token_ids) for output in outputs]
+        stats = [output.metrics for output in outputs]
+        first = max(s.first_token_ts for s in stats)
+        begun = min(s.queued_ts for s in stats)
+        last = max(s.last_token_ts for s in stats)
+        return first - begun, last - first, [list(output.outputs[0].token_ids) for output in outputs]
 
+    timed([list(range(3, 40))], 4)
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         prompts = json.loads(line)
-        first, _ = timed(prompts, 1)
-        both, generated = timed(prompts, 1 + NEW_TOKENS)  # the prompts are resident: almost no prefill
-        again, _ = timed(prompts, 1)
-        turns = [ids + new + ids[:64] for ids, new in zip(prompts, generated, strict=True)]
-        turn, _ = timed(turns, 1)
-        print(json.dumps({"prefill": first, "decode": both - again, "turn": turn}), file=answers, flush=True)
+        prefill, decode, generated = timed(prompts, 1 + NEW_TOKENS)
+        turns = [ids + new + ids[:NEW_TOKENS] for ids, new in zip(prompts, generated, strict=True)]
+        turn, _, _ = timed(turns, 1)
+        print(json.dumps({"prefill": prefill, "decode": decode, "turn": turn}), file=answers, flush=True)
 
 
 def main() -> None:

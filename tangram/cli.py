@@ -24,6 +24,8 @@ USAGE_ERROR = 2
 POLLED = ("/health", "/metrics", "/tangram/memory")
 """Routes that are asked every few seconds: they would fill the log."""
 ACCESS_LOG_OPTIONS = ("--disable-access-log-for-endpoints", "--disable-uvicorn-access-log")
+CACHE_SIZE_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
+COMPILATION_OPTIONS = ("--enforce-eager", "--no-enforce-eager", "--compilation-config", "-cc")
 API_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 
 
@@ -101,11 +103,18 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
 
 
 def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """What an engine on a CPU needs beyond vLLM's defaults: a cache that fits, unless the user sized it."""
-    sized = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
-    if environment.get("VLLM_CPU_KVCACHE_SPACE") or any(_value(extra, name) is not None for name in sized):
-        return []
-    return ["--kv-cache-memory-bytes", str(cpu_cache_bytes())]
+    """What an engine on a CPU needs beyond vLLM's defaults, unless the user decided: a cache that fits, and no
+    compilation, which made a start three times as long and decoding a fifth faster (docs/architecture.md)."""
+
+    def given(*names: str) -> bool:
+        return any(_value(extra, name) is not None for name in names)
+
+    options = []
+    if not environment.get("VLLM_CPU_KVCACHE_SPACE") and not given(*CACHE_SIZE_OPTIONS):
+        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes())]
+    if not given(*COMPILATION_OPTIONS):
+        options += ["--enforce-eager"]
+    return options
 
 
 def _value(arguments: Sequence[str], name: str) -> str | None:

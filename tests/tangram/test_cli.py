@@ -41,9 +41,16 @@ def test_on_a_cpu_the_cache_gets_a_size_unless_the_user_gave_one(monkeypatch: py
     command = cli.vllm_command("m", TangramConfig(), [], on_cpu=True)
     assert host.LEAST <= int(after(command, "--kv-cache-memory-bytes")) <= host.MOST
     assert "--attention-backend" not in command
-    assert cli.cpu_options(["--gpu-memory-utilization=0.3"], {}) == []
-    assert cli.cpu_options(["--kv-cache-memory-bytes", "1"], {}) == []
-    assert cli.cpu_options([], {"VLLM_CPU_KVCACHE_SPACE": "2"}) == []
+    assert cli.cpu_options(["--gpu-memory-utilization=0.3"], {}) == ["--enforce-eager"]
+    assert cli.cpu_options(["--kv-cache-memory-bytes", "1"], {}) == ["--enforce-eager"]
+    assert cli.cpu_options([], {"VLLM_CPU_KVCACHE_SPACE": "2"}) == ["--enforce-eager"]
+
+
+@pytest.mark.parametrize("option", ["--enforce-eager", "--no-enforce-eager", "--compilation-config={}"])
+def test_on_a_cpu_nothing_is_compiled_unless_the_user_decides(option: str) -> None:
+    sized = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+    assert cli.cpu_options([], sized) == ["--enforce-eager"]
+    assert cli.cpu_options([option], sized) == []
 
 
 def test_the_cache_s_share_follows_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

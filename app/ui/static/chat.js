@@ -116,3 +116,12 @@ function restoreDraft() {
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 restoreDraft();
+
+// A server that came back knows nothing of this page's events: load the page anew, wherever it stood.
+const SERVER_POLL_MS = 4000;
+setInterval(async () => {
+  try {
+    const answer = await fetch("gradio_api/app_id");
+    if (answer.ok && (await answer.json()).app_id !== window.gradio_config.app_id) location.reload();
+  } catch { /* still away: asked again */ }
+}, SERVER_POLL_MS);
