@@ -103,8 +103,9 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
 
 
 def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """What an engine on a CPU needs beyond vLLM's defaults, unless the user decided: a cache that fits, and no
-    compilation, which made a start three times as long and decoding a fifth faster (docs/architecture.md)."""
+    """What an engine on a CPU needs beyond vLLM's defaults, unless the user decided: a cache that fits, and
+    no compilation, which made a start three times as long and decoding a fifth faster (docs/architecture.md).
+    """
 
     def given(*names: str) -> bool:
         return any(_value(extra, name) is not None for name in names)

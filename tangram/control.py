@@ -45,6 +45,7 @@ class ControlServer:
 
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
+            request_queue_size = 128  # callers beyond it would be turned away, not made to wait
             block_on_close = False
 
         self._server = Server(str(path), Connection)

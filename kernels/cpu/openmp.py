@@ -23,13 +23,21 @@ class OpenMP:
 
 
 def runtime() -> OpenMP:
-    """The runtime this process has loaded with torch, else torch's bundled one, else the compiler's own."""
-    for library in (*loaded(), *sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))):
+    """Torch's bundled runtime, else the one this process has loaded, else the compiler's own.
+
+    Other packages may bring and load copies of their own, so what is loaded does not tell which is torch's.
+    """
+    for library in (*bundled(), *loaded()):
         # The library is named in full: a "-fopenmp" at link time would add the compiler's own copy.
         return OpenMP(
             ("-fopenmp",), ("-Wl,--no-as-needed", str(library)), f"{library} {library.stat().st_size}"
         )
     return OpenMP(("-fopenmp",), (), "default")
+
+
+def bundled() -> list[Path]:
+    """libgomp files inside torch's installation."""
+    return sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
 
 
 def loaded() -> list[Path]:

@@ -201,6 +201,16 @@ def test_the_kernels_run_on_torchs_threads() -> None:
     assert len(runtimes.split()) == 1
 
 
+def test_another_package_s_copy_of_the_runtime_is_not_taken_for_torch_s() -> None:
+    """sentencepiece, which vLLM imports, loads a libgomp of its own under a name that sorts before torch's."""
+    code = (
+        "import sentencepiece, torch; from kernels.cpu import openmp;"
+        "print(openmp.runtime().link_flags[-1], len(openmp.loaded()))"
+    )
+    output, error = python("-c", code).communicate(timeout=60)
+    assert output.split() == [str(openmp.bundled()[0]), "2"], error
+
+
 def test_the_runtime_is_the_one_torch_has_loaded() -> None:
     found = openmp.runtime()
     assert Path(found.link_flags[-1]) in openmp.loaded()
