@@ -202,7 +202,7 @@ def test_the_kernels_run_on_torchs_threads() -> None:
 
 
 def test_another_package_s_copy_of_the_runtime_is_not_taken_for_torch_s() -> None:
-    """sentencepiece, which vLLM imports, loads a libgomp of its own under a name that sorts before torch's."""
+    """sentencepiece, which vLLM imports, loads a libgomp of its own; its name sorts before torch's."""
     code = (
         "import sentencepiece, torch; from kernels.cpu import openmp;"
         "print(openmp.runtime().link_flags[-1], len(openmp.loaded()))"
