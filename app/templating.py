@@ -14,10 +14,14 @@ it is not added twice; where the reply was cut short, it brings the token.
 
 A user message whose reply failed with no text is not a turn: it is carried by the next user segment, which
 holds both messages. `prompt` therefore skips such pairs.
+
+Nobody can forge a turn: what looks like a special token inside a message is masked while the template is
+rendered, and becomes the ids of its characters.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +53,9 @@ class Templating:
         self.model_name = model_name
         self.text = text
         self._template = ChatTemplate(text.chat_template, text.special_tokens)
+        self._nonce = secrets.token_hex(16)
+        self._special = re.compile("|".join(map(re.escape, text.special_texts)) or r"(?!)")
+        self._masks = re.compile(rf"\[{self._nonce}:(\d+)\]")
         try:
             self.after_reply(("probe",), ())
         except TemplateRefused as error:
@@ -58,7 +65,7 @@ class Templating:
 
     def first_segment(self, system_prompt: str, user: Sequence[str]) -> list[int]:
         """Ids from the start of a conversation to the start of its first reply."""
-        return self.text.encode(self._render_first(system_prompt, tuple(user)))
+        return self._encode(self._render_first(system_prompt, tuple(user)))
 
     def after_reply(self, user: Sequence[str], reply: Sequence[int]) -> list[int]:
         """Ids from the end of a reply to the start of the next one.
@@ -67,7 +74,7 @@ class Templating:
             user: the user's new messages (several when earlier ones got no reply).
             reply: ids of the reply that these messages follow.
         """
-        ids = self.text.encode(self._render_delta(tuple(user)))
+        ids = self._encode(self._render_delta(tuple(user)))
         if ids and reply and reply[-1] == ids[0] and self.text.is_special(ids[0]):
             return ids[1:]
         return ids
@@ -75,7 +82,7 @@ class Templating:
     @cached_property
     def turn_end(self) -> int | None:
         """The special token with which the template ends a reply, if it has one."""
-        ids = self.text.encode(self._render_delta(("probe",)))
+        ids = self._encode(self._render_delta(("probe",)))
         return ids[0] if ids and self.text.is_special(ids[0]) else None
 
     @cached_property
@@ -106,7 +113,8 @@ class Templating:
         Raises BadRequest when the template does not take these messages.
         """
         try:
-            return self.text.encode(self._render(self._fold_system(messages)))
+            masked = [{**message, "content": self._mask(message["content"])} for message in messages]
+            return self._encode(self._render(self._fold_system(masked)))
         except TemplateRefused as error:
             raise BadRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
@@ -144,22 +152,38 @@ class Templating:
             return list(message.token_ids)
         if message.role == "user":
             return self.user_segment(path[:-1], system_prompt, message.content)
-        ids = self.text.encode(message.content)
+        ids = self._encode(self._mask(message.content))
         return [*ids, self.turn_end] if message.status == "complete" and self.turn_end is not None else ids
 
     # ---- text --------------------------------------------------------------------------------
+
+    def _mask(self, content: str) -> str:
+        """Text in which each special token is replaced by a mark that nobody can guess."""
+        texts = self.text.special_texts
+        return self._special.sub(lambda found: f"[{self._nonce}:{texts.index(found[0])}]", content)
+
+    def _encode(self, rendered: str) -> list[int]:
+        """Ids of a rendered template; what was masked in it becomes plain text."""
+        pieces = self._masks.split(rendered)  # text, index of a special token, text, ...
+        ids = self.text.encode(pieces[0])
+        for index, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            ids += self.text.encode_plain(self.text.special_texts[int(index)])
+            ids += self.text.encode(text)
+        return ids
 
     def _render(self, messages: Sequence[Message]) -> str:
         return self._template.render(messages, add_generation_prompt=True)
 
     def _render_first(self, system_prompt: str, user: tuple[str, ...]) -> str:
-        messages = [_system(system_prompt)] if system_prompt else []
-        return self._first_that_renders([*messages, *map(_user, user)], [*messages, _user("\n\n".join(user))])
+        messages = [_system(self._mask(system_prompt))] if system_prompt else []
+        masked = [_user(self._mask(content)) for content in user]
+        return self._first_that_renders([*messages, *masked], [*messages, _joined(masked)])
 
     def _render_delta(self, user: tuple[str, ...]) -> str:
         marker = f"reply-{secrets.token_hex(16)}"
         before = [_user("question"), {"role": "assistant", "content": marker}]
-        text = self._first_that_renders([*before, *map(_user, user)], [*before, _user("\n\n".join(user))])
+        masked = [_user(self._mask(content)) for content in user]
+        text = self._first_that_renders([*before, *masked], [*before, _joined(masked)])
         _, found, after = text.rpartition(marker)
         if not found:
             raise ModelUnusable("The model's chat template does not show the assistant's replies.")
@@ -194,6 +218,10 @@ def _system(content: str) -> Message:
 
 def _user(content: str) -> Message:
     return {"role": "user", "content": content}
+
+
+def _joined(messages: Sequence[Message]) -> Message:
+    return _user("\n\n".join(message["content"] for message in messages))
 
 
 def _failed_empty(message: MessageView) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,23 @@ class ModelText:
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered template: special tokens in the text are recognised, none are added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of somebody's text: what looks like a special token is text too."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def _plain(self) -> FastTokenizer:
+        copy = FastTokenizer.from_str(self.tokenizer.to_str())
+        copy.encode_special_tokens = True
+        return copy
+
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """How the special tokens are written, the longest first."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        texts = (token.content for token in added if token.special and token.content)
+        return tuple(sorted(texts, key=len, reverse=True))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))

@@ -21,10 +21,11 @@ sys.path[:0] = [str(ROOT)]
 from playwright.sync_api import Browser, expect  # noqa: E402
 
 from app import bundled_model  # noqa: E402
+from tests.admin.browser import AdminPage  # noqa: E402
 from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer  # noqa: E402
 from tests.ui.support import DESKTOP, PHONE, ChatPage, Product, chromium, product  # noqa: E402
 
-SHOWN = ("chat", "chat-dark", "chat-phone")
+SHOWN = ("chat", "chat-dark", "chat-phone", "console")
 
 ANSWER = """A **hash map** is a cabinet of drawers with a rule that says which drawer a thing belongs in.
 
@@ -121,6 +122,7 @@ class Album:
         first.page.locator(".tc-new").click()
         expect(first.footers).to_have_count(0)
         self.conversation(first)
+        self.console()
         self.moments(first)
         first.close()
 
@@ -128,6 +130,20 @@ class Album:
         self.fake.script = {QUESTION: ANSWER}
         page.say(QUESTION)
         self.sizes("chat", page.address())
+
+    def console(self) -> None:
+        for suffix, size, scheme in (
+            ("", DESKTOP, "light"),
+            ("-dark", DESKTOP, "dark"),
+            ("-phone", PHONE, "light"),
+        ):
+            with AdminPage(self.browser, self.served.url, size, scheme) as page:
+                for tab in ("Memory", "Engine", "Tune"):
+                    page.tab(tab)
+                    page.page.wait_for_timeout(1500)  # the tab's pictures are drawn
+                    name = "console" if tab == "Memory" else f"console-{tab.lower()}"
+                    if self.everything or f"{name}{suffix}" in SHOWN:
+                        page.page.screenshot(path=self.out / f"{name}{suffix}.png")
 
     def moments(self, page: ChatPage) -> None:
         page.send("/tokens 400 /delay 0.05")
