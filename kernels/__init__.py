@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kernels.errors import KernelBuildError, KernelConfigError, KernelError
 from kernels.layout import RaggedLayout
+from kernels.ops import prepare
 from kernels.ragged import ragged_append, ragged_attention, ragged_gather
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "KernelConfigError",
     "KernelError",
     "RaggedLayout",
+    "prepare",
     "ragged_append",
     "ragged_attention",
     "ragged_gather",

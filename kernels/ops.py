@@ -29,6 +29,16 @@ library.impl("ragged_append", fallback.append, "CUDA")
 library.impl("ragged_attention", fallback.attention, "CUDA")
 
 
+def prepare(device: torch.device) -> None:
+    """Compile and load what the operators need on a device, so that their first call does not wait for it.
+
+    Raises:
+        KernelError: ``TANGRAM_KERNELS`` is not understood, or insists on kernels that cannot be built.
+    """
+    if device.type == "cpu":
+        dispatch.native()
+
+
 def _nothing(*_: object) -> None:
     """The fake of both operators: they return nothing and only write in place."""
 

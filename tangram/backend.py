@@ -20,7 +20,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kernels import ragged_append, ragged_attention
+from kernels import prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
 from tangram import runtime
 from tangram.errors import UnsupportedError
@@ -102,6 +102,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         self, kv_cache_spec: RaggedSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        prepare(device)  # before the engine says that it is ready, not in somebody's first request
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
 from typing import NoReturn
 
 from tangram.config import HELP, KEY, TangramConfig
@@ -77,6 +78,8 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
         on_cpu: vLLM on a CPU has one backend slot, which the plugin takes; elsewhere it is asked for by name.
     """
     extra = list(extra)
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise ConfigError("MODEL", f"there is no directory {model}")
     if _value(extra, "--block-size") not in (None, str(config.page_tokens)):
         raise ConfigError(
             "page_tokens",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import KernelBuildError, KernelConfigError
+from kernels import KernelBuildError, KernelConfigError, prepare
 from kernels.cpu import build, dispatch, openmp
 from kernels.cpu.native import Native
 from tests.kernels.ragged_batch import Batch, Sizes
@@ -64,6 +64,13 @@ from kernels.cpu import build
 build.SOURCES = Path(sys.argv[1])
 print(build.library())
 """
+
+
+@pytest.mark.usefixtures("cache")
+def test_preparing_a_device_compiles_before_the_first_call() -> None:
+    prepare(torch.device("cpu"))
+    assert list(build.cache_directory().glob("*.so"))
+    prepare(torch.device("meta"))  # a device without kernels needs nothing
 
 
 def test_two_processes_may_build_at_once(cache: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ def test_the_plugin_is_named_beside_all_that_loaded_before(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["serve", "/no/such/model"], "tangram: MODEL: there is no directory /no/such/model"),
         (["serve", "m", "--tangram-retention", "2"], "tangram: retention: must be above 0 and at most 1"),
         (["serve", "m", "--tangram-retension", "1"], "--tangram-retension: is no option of tangram serve"),
         (["serve"], "the following arguments are required: MODEL"),
