@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import uvicorn
 from pydantic import ValidationError
@@ -22,6 +23,20 @@ from db.errors import DbError
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 
+_HELP = """\
+usage: tangram-chat    (or: python -m app)
+
+Start Tangram Chat: the chat and the admin console as web pages, the API, and the engine that runs
+the model. It ends with Ctrl-C.
+
+There are no options but --help: settings come from the environment, such as
+  MODEL           the model, a directory or a hub id (default: the bundled model)
+  TANGRAM_HOST    where it listens (default: 127.0.0.1)
+  TANGRAM_PORT    its port (default: 8000)
+  TANGRAM_HOME    where its data is kept (default: ~/.local/share/tangram-chat)
+
+docs/operations.md explains all of them."""
+
 
 class Server(uvicorn.Server):
     """Settles the running replies first: their readers then leave by themselves."""
@@ -29,6 +44,11 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
         self._services = services
+        self._echoed = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._echoed = sig == signal.SIGINT and sys.stdout.isatty()  # the terminal has shown ^C
+        super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,13 +68,22 @@ class Server(uvicorn.Server):
             await _greet(self._services)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._echoed:
+            _say("")
         _say("stopping: replies are saved, then the engine ends")
         await self._services.generation.close()
         await super().shutdown(sockets)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until a signal. Returns the exit code: 2 for a setting that cannot work, a taken port included."""
+    """Run until a signal. Returns the exit code: 2 for a setting that cannot work, a taken port included.
+
+    arguments: None for those of the command line.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) in (["--help"], ["-h"]):
+        _say(_HELP)
+        return 0
     if arguments:
         _say("python -m app takes no arguments: settings come from the environment (MODEL, TANGRAM_...)")
         return EXIT_CONFIGURATION
@@ -132,4 +161,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -13,6 +13,7 @@ from db.views import FinalStatus, MessageView
 from tangram.client import CompletionChunk, Usage
 
 _UPDATE_SECONDS = 0.02
+_LEAST_RATED_SECONDS = 0.2
 
 
 @dataclass
@@ -39,13 +40,15 @@ class Job:
     began: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
+    first_tokens: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, chunk: CompletionChunk) -> None:
         """Add what the engine sent."""
         if chunk.token_ids:
             self.last_token = time.monotonic()
-            self.first_token = self.first_token or self.last_token
+            if self.first_token is None:
+                self.first_token, self.first_tokens = self.last_token, len(chunk.token_ids)
         self.text += chunk.text
         self.token_ids += chunk.token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
@@ -64,21 +67,27 @@ class Job:
         changed.set()
 
     def measure(self, kept_fraction: float | None) -> dict[str, Any]:
-        """The numbers under the reply: tokens, milliseconds, tokens a second, share of the cache kept."""
+        """The numbers under the reply: tokens, milliseconds, tokens a second, share of the cache kept.
+
+        tokens_per_second is None when the tokens came at once or nearly so: that is no speed of the engine.
+        """
         now = time.monotonic()
         completion = len(self.token_ids)
-        stats: dict[str, Any] = {
+        return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.usage.cached_tokens if self.usage else None,
             "completion_tokens": completion,
             "duration_ms": round((now - self.began) * 1000),
             "ttft_ms": round((self.first_token - self.began) * 1000) if self.first_token else None,
-            "tokens_per_second": None,
+            "tokens_per_second": self._rate(completion),
             "kept_fraction": kept_fraction,
         }
-        if completion > 1 and self.first_token and self.last_token and self.last_token > self.first_token:
-            stats["tokens_per_second"] = round((completion - 1) / (self.last_token - self.first_token), 2)
-        return stats
+
+    def _rate(self, completion: int) -> float | None:
+        if self.first_token is None or self.last_token is None:
+            return None
+        span, later = self.last_token - self.first_token, completion - self.first_tokens
+        return round(later / span, 2) if span >= _LEAST_RATED_SECONDS and later > 0 else None
 
     async def watch(self, after: int) -> AsyncGenerator[Event, None]:
         """Events from character `after` on, until the reply is settled. Slow readers get larger deltas."""

@@ -92,6 +92,8 @@ def _engine_rejected(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+    if first.get("type") == "json_invalid":  # its place is a position in the text, not a field
+        return failure(400, "The body is not valid JSON.", code="invalid_request")
     place = ".".join(str(part) for part in first.get("loc", ()) if part != "body")
     message = f"{place}: {first.get('msg', 'not valid')}" if place else str(first.get("msg", "not valid"))
     return failure(400, message, code="invalid_request", param=place or None)

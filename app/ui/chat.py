@@ -154,7 +154,7 @@ def _wire(blocks: gr.Blocks, page: gr.HTML, parts: Parts, on: ChatHandlers) -> N
     listen(parts.chatbot.example_select, on.use_example, chat, parts.leaf, query)
     chat.change(None, inputs=[chat], outputs=None, js=_ADDRESS_JS, show_progress="hidden", queue=False)
     timer = gr.Timer(ENGINE_POLL_SECONDS)
-    listen(timer.tick, on.engine, outputs=[parts.banner])
+    listen(timer.tick, on.engine, parts.notice, outputs=[parts.banner, parts.notice])
 
 
 def build_chat(services: Services) -> gr.Blocks:

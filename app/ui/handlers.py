@@ -26,6 +26,7 @@ from db.errors import DbError, NotFound
 from tangram.errors import TangramError
 
 UPDATE_SECONDS = 0.1
+NOT_READY = notice("The engine is not ready yet. Your message is still here.", "warn")
 
 
 def _owner(request: gr.Request) -> str:
@@ -62,10 +63,16 @@ class ChatHandlers:
                 page[self.parts.notice] = notice(GONE, "warn")
         return {**page, self.parts.account: shell.account_row(user.name, user.is_admin), **self.engine()}
 
-    def engine(self) -> Update:
-        """The banner: empty while the engine can answer."""
+    def engine(self, shown: str = "") -> Update:
+        """The banner: empty while the engine can answer. Takes back what ``send`` said until then.
+
+        ``shown``: the notice that the page shows.
+        """
         status = self.services.supervisor.status
-        return {self.parts.banner: shell.engine_banner(status.state, status.detail or "")}
+        update: Update = {self.parts.banner: shell.engine_banner(status.state, status.detail or "")}
+        if status.state == "ready" and shown == NOT_READY:
+            update[self.parts.notice] = ""
+        return update
 
     @guarded
     async def open_chat(self, query: str, event: gr.EventData, request: gr.Request) -> Update:
@@ -130,8 +137,7 @@ class ChatHandlers:
             return {self.parts.notice: ""}
         state = self.services.supervisor.status.state
         if state != "ready":
-            text = "The engine is not ready yet. Your message is still here."
-            return {self.parts.notice: notice(text, "warn")}
+            return {self.parts.notice: NOT_READY}
         target = conversation_id or (await self.services.store.create_conversation(owner)).id
         try:
             await self.services.generation.send(owner, target, content, parent_id=leaf or None)

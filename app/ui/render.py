@@ -14,7 +14,7 @@ UNTITLED = "New conversation"
 _LIVE = frozenset({"pending", "streaming"})
 _MARKS = {
     "stopped": ("muted", "Stopped"),
-    "interrupted": ("warn", "Interrupted: the server stopped while this was being written"),
+    "interrupted": ("warn", "Interrupted by a restart"),
     "error": ("danger", "The reply failed"),
 }
 
@@ -68,7 +68,7 @@ def _reply_footer(message: MessageView) -> str:
         )
     if message.status in _MARKS:
         kind, label = _MARKS[message.status]
-        if message.error:
+        if message.status == "error" and message.error:
             label = message.error
         parts.append(f'<span class="tc-mark tc-{kind}">{escape(label)}</span>')
     elif message.finish_reason == "length":

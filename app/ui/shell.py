@@ -86,7 +86,13 @@ def engine_banner(state: str, detail: str) -> str:
             "warn",
             "The engine is restarting. Your conversations are safe, and sending works again soon.",
         ),
-        "draining": ("warn", "The engine is about to restart. Replies that are being written will finish."),
+        "draining": (
+            "warn",
+            (
+                "The engine is about to restart. "
+                "Replies that are being written get a few seconds to finish; their text is kept."
+            ),
+        ),
         "stopped": ("danger", "The engine is stopped. An administrator can start it from the console."),
         "failed": ("danger", "The engine did not start. An administrator can see why in the console."),
     }

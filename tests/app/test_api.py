@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 
 from app.sse import EventStream
 from tests.app.conftest import Product, eventually, serving
@@ -221,3 +222,15 @@ async def _until(lines: Any, text: str, times: int) -> AsyncIterator[str]:
         times -= line == text
         if not times:
             return
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/conversations"])
+async def test_a_body_that_is_no_json(product: Product, path: str) -> None:
+    answer = await product.http.post(path, content='{"a": ', headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "message": "The body is not valid JSON.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_request",
+    }

@@ -32,7 +32,6 @@ async def test_second_turn_reads_only_what_is_new(product: Product, fake_engine:
     assert second.stats["prompt_tokens"] == len(sent)
     assert second.stats["completion_tokens"] == len(second.token_ids)
     assert second.stats["kept_fraction"] == 1.0
-    assert second.stats["tokens_per_second"] > 0
     assert fake_engine.tokenizer.decode(sent, skip_special_tokens=False).startswith(
         "<|im_start|>system\nBe kind.<|im_end|>"
     )

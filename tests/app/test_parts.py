@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from app import engine_log
+from app.__main__ import main
 from app.engine_log import EngineLog
 from app.errors import BadRequest, TooManyAttempts
 from app.events import Sampling
+from app.job import Job
 from app.redaction import redact
 from app.sampling import checked, completion_budget, resolve
 from app.settings import Settings
@@ -205,3 +208,48 @@ async def test_client_passes_the_engines_words_on() -> None:
     async with client(lambda request: httpx.Response(200, text="[]")) as engine:
         with pytest.raises(EngineUnavailable):
             await engine.memory()
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "rate"),
+    [
+        ([], None),
+        ([(1.0, 8)], None),
+        ([(1.0, 7), (1.0016, 1)], None),
+        ([(1.0, 1), (1.1, 1), (1.19, 1)], None),
+        ([(1.0, 1), (1.25, 5), (1.5, 5)], 20.0),
+        ([(1.0, 40), (2.0, 10)], 10.0),
+    ],
+)
+def test_a_rate_needs_time_to_be_measured_over(
+    monkeypatch: pytest.MonkeyPatch, arrivals: list[tuple[float, int]], rate: float | None
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 9.0)
+    monkeypatch.setattr("app.job.time", clock)
+    job = Job("owner", "conversation", "reply", 3, began=0.5)
+    for when, tokens in arrivals:
+        clock.monotonic = lambda now=when: now
+        job.take(CompletionChunk("x", list(range(tokens)), None, None))
+    stats = job.measure(None)
+    assert stats["tokens_per_second"] == rate
+    assert stats["completion_tokens"] == sum(tokens for _, tokens in arrivals)
+    assert stats["ttft_ms"] == (500 if arrivals else None)
+
+
+@pytest.mark.parametrize("argument", ["--help", "-h"])
+def test_help_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argument: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tangram-chat", argument])
+    assert main() == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("usage: tangram-chat", "environment", "docs/operations.md"))
+
+
+@pytest.mark.parametrize("arguments", [["--port", "9000"], ["--help", "me"]])
+def test_other_arguments_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tangram-chat", *arguments])
+    assert main() == 2
+    assert "takes no arguments: settings come from the environment" in capsys.readouterr().out

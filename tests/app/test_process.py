@@ -24,6 +24,11 @@ from tests.app.test_supervisor import alive
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "fake_engine.py"
+IN_A_TERMINAL = (
+    sys.executable,
+    "-c",
+    "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))",
+)
 
 
 @dataclass
@@ -47,11 +52,12 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def start(home: Path, model: Path, **environment: str) -> AsyncIterator[Running]:
+async def start(home: Path, model: Path, *before: str, **environment: str) -> AsyncIterator[Running]:
     port = free_port()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app",
+        *before, sys.executable, "-m", "app",
         cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
@@ -162,6 +168,17 @@ async def test_killed_in_mid_reply_then_stopped_in_mid_reply(tmp_path: Path, bun
     assert message.status == "interrupted"
     assert len(message.content) > 400
     await opened.aclose()
+
+
+async def test_ctrl_c_in_a_terminal(tmp_path: Path, bundled_model_dir: Path) -> None:
+    async with start(tmp_path / "home", bundled_model_dir, *IN_A_TERMINAL) as running:
+        await ready(running)
+        assert running.process.stdin is not None
+        running.process.stdin.write(b"\x03")
+        async with asyncio.timeout(20):
+            assert await running.process.wait() == 0
+    at = running.lines.index("^C")
+    assert running.lines[at + 1].startswith("stopping: ")
 
 
 async def test_a_taken_port_is_said_and_nothing_starts(tmp_path: Path) -> None:

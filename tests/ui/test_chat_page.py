@@ -192,9 +192,10 @@ def test_no_engine_keeps_the_text_and_says_so(chat: ChatPage, fake: FakeEngine) 
     finally:
         fake.healthy = True
     expect(chat.page.locator(".tc-banner")).to_have_count(0, timeout=20_000)
+    expect(chat.notice).to_have_count(0)
+    expect(chat.box).to_have_value("Please keep me.")
     chat.box.press("Enter")
     expect(chat.messages).to_have_count(1)
-    expect(chat.notice).to_have_count(0)
     chat.settled()
 
 

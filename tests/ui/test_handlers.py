@@ -15,6 +15,7 @@ from app.errors import ConversationBusy
 from app.ui.chat import _layout
 from app.ui.guard import BROKEN, GONE
 from app.ui.handlers import ChatHandlers
+from app.ui.render import notice
 from db.database import Database
 from db.store import Store
 from tests.ui.support import Product
@@ -83,6 +84,18 @@ async def test_a_refused_first_message_leaves_nothing_and_keeps_the_text(
     assert list(update) == [page.parts.notice]
     assert "still being written" in update[page.parts.notice]
     assert await store.list_conversations(me) == []
+
+
+async def test_not_ready_is_said_until_the_engine_is(page: ChatHandlers, store: Store) -> None:
+    me = (await store.create_user("me", "x")).id
+    status: Any = page.services.supervisor.status
+    status.state = "starting"
+    said = (await page.send("Hello", "", "", "", asks(me)))[page.parts.notice]
+    assert "not ready yet" in said
+    assert page.parts.notice not in page.engine(said)
+    status.state = "ready"
+    assert page.engine(said) == {page.parts.banner: "", page.parts.notice: ""}
+    assert page.engine(notice(GONE)) == {page.parts.banner: ""}
 
 
 async def test_an_unexpected_error_is_logged_and_not_shown(

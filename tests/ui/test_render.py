@@ -55,7 +55,7 @@ def test_status_line() -> None:
     assert stats_parts(stats) == ["1,234 tokens", "41.3 tokens/s", "0 cached", "KV kept: 52%"]
 
 
-@pytest.mark.parametrize("stats", [{}, {"tokens_per_second": 0.0}, {"kept_fraction": None}])
+@pytest.mark.parametrize("stats", [{}, {"tokens_per_second": None}, {"kept_fraction": None}])
 def test_status_line_leaves_out_what_is_unknown(stats: dict[str, Any]) -> None:
     assert stats_parts(stats) == []
 
@@ -72,6 +72,14 @@ def test_status_line_leaves_out_what_is_unknown(stats: dict[str, Any]) -> None:
 def test_an_unfinished_reply_is_marked(changes: dict[str, Any], words: str) -> None:
     assert words in footer(message(**changes))
     assert words not in footer(message())
+
+
+@pytest.mark.parametrize(
+    "error", [None, "The reply was interrupted: the server or its engine was restarted."]
+)
+def test_an_interruption_is_said_in_one_way(error: str | None) -> None:
+    html = footer(message(status="interrupted", error=error))
+    assert re.findall(r'class="tc-mark tc-warn">([^<]+)<', html) == ["Interrupted by a restart"]
 
 
 def test_a_live_reply_cannot_be_regenerated_a_finished_one_can() -> None:
@@ -131,6 +139,12 @@ def test_no_banner_while_the_engine_answers() -> None:
     assert shell.engine_banner("ready", "") == ""
     for state in ("starting", "restarting", "draining", "stopped", "failed"):
         assert 'role="status"' in shell.engine_banner(state, "loading weights")
+
+
+def test_the_banner_promises_no_more_than_a_drain_does() -> None:
+    text = shell.engine_banner("draining", "")
+    assert "get a few seconds to finish; their text is kept" in text
+    assert "will finish" not in text
 
 
 def test_setup_asks_for_the_key_only_when_needed() -> None:

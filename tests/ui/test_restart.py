@@ -32,7 +32,7 @@ def test_killed_in_the_middle_of_a_reply(browser: Browser, own: Product) -> None
     own.start(120)
     # The page finds by itself that the server is back.
     expect(chat.footers.last).to_have_attribute("data-status", "interrupted", timeout=30_000)
-    expect(chat.footers.last).to_contain_text("Interrupted")
+    expect(chat.footers.last.locator(".tc-mark")).to_have_text("Interrupted by a restart")
     chat.usable()
     assert len(chat.replies.last.inner_text().split()) >= 20
     assert "after the crash" in chat.say("/say " + "after the crash " * 20)
