@@ -26,7 +26,8 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
     """Heat map with one column a layer and one row a KV head.
 
     ``view`` is one of :data:`MAP_VIEWS`; anything else raises ``ValueError``. Hovering shows all four values.
-    ``layout.meta.min_width`` is the narrowest width in pixels at which cells stay readable.
+    ``layout.meta.min_width`` is the narrowest width in pixels at which cells stay readable. Where less is
+    seen at a time, ``layout.meta.narrow_colorbar`` lays the colour bar flat above the cells.
     """
     heads, layers, kv_heads = snapshot.heads, snapshot.layers, snapshot.kv_heads
     trace = go.Heatmap(
@@ -44,7 +45,10 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
     )
     layout = _layout(height=max(210, 110 + 30 * min(kv_heads, 24)), revision="map")
     layout.update(
-        meta={"min_width": 110 + _CELL_MIN_WIDTH * layers},
+        meta={
+            "min_width": 110 + _CELL_MIN_WIDTH * layers,
+            "narrow_colorbar": _narrow_colorbar(snapshot.tier_keep if view == TIER else ()),
+        },
         margin={"l": 46, "r": 8, "t": 8, "b": 40},
         xaxis=_cell_axis("Layer", layers),
         # Head 0 at the top, as in a matrix.
@@ -82,37 +86,35 @@ def pool_bar(snapshot: MemorySnapshot) -> go.Figure:
     return figure
 
 
-def pool_over_time(points: Sequence[PoolPoint]) -> go.Figure:
-    """Bytes held over the last hour, stacked by kind, with what a full cache would have needed."""
+def pool_over_time(runs: Sequence[Sequence[PoolPoint]]) -> go.Figure:
+    """Bytes held over the last hour, stacked by kind, with what a full cache would have needed.
+
+    Each run has traces of its own, so that nothing is drawn between two of them.
+    """
     figure = go.Figure(layout=_layout(height=240, revision="time"))
+    points = [point for run in runs for point in run]
     newest = points[-1].time if points else 0.0
-    times = [round(point.time - newest, 1) for point in points]
-    for name, values, colour in (
-        ("Running", [point.running * point.page_bytes for point in points], RUNNING),
-        ("Resident", [point.resident * point.page_bytes for point in points], RESIDENT),
-    ):
-        figure.add_scatter(
-            x=times,
-            y=values,
-            name=name,
-            mode="lines",
-            stackgroup="used",
-            line={"width": 1, "color": colour},
-            customdata=[bytes_text(value) for value in values],
-            hovertemplate=f"{name} %{{customdata}}<extra></extra>",
-        )
-    full = [point.full_cache_bytes for point in points]
-    figure.add_scatter(
-        x=times,
-        y=full,
-        name="Full cache",
-        mode="lines",
-        line={"width": 1.5, "color": FULL, "dash": "dot"},
-        customdata=[bytes_text(value) for value in full],
-        hovertemplate="Full cache %{customdata}<extra></extra>",
-    )
-    ceiling = max([1, *full, *((point.running + point.resident) * point.page_bytes for point in points)])
-    ticks = byte_ticks(ceiling)
+    for number, run in enumerate(runs or [()]):
+        area = {"stackgroup": f"used {number}"}
+        for name, values, line, kind in (
+            ("Running", [point.running * point.page_bytes for point in run], _line(RUNNING), area),
+            ("Resident", [point.resident * point.page_bytes for point in run], _line(RESIDENT), area),
+            ("Full cache", [point.full_cache_bytes for point in run], _line(FULL, 1.5, "dot"), {}),
+        ):
+            figure.add_scatter(
+                x=[round(point.time - newest, 1) for point in run],
+                y=values,
+                name=name,
+                legendgroup=name,
+                showlegend=number == 0,
+                mode="lines",
+                line=line,
+                customdata=[bytes_text(value) for value in values],
+                hovertemplate=f"{name} %{{customdata}}<extra></extra>",
+                **kind,
+            )
+    sizes = ((point.running + point.resident) * point.page_bytes for point in points)
+    ticks = byte_ticks(max([1, *sizes, *(point.full_cache_bytes for point in points)]))
     figure.update_layout(
         margin={"l": 66, "r": 8, "t": 32, "b": 26},
         legend=_legend(),
@@ -127,6 +129,10 @@ def pool_over_time(points: Sequence[PoolPoint]) -> go.Figure:
         },
     )
     return figure
+
+
+def _line(colour: str, width: float = 1, dash: str = "solid") -> dict[str, Any]:
+    return {"width": width, "color": colour, "dash": dash}
 
 
 def _view_values(heads: Heads, view: str) -> Sequence[Sequence[float]]:
@@ -176,7 +182,7 @@ def _tier_colours(keeps: Sequence[int], bar: dict[str, Any]) -> dict[str, Any]:
     for tier in range(count):
         colour = TIERS[tier % len(TIERS)]
         scale += [(tier / count, colour), ((tier + 1) / count, colour)]
-    shown = range(0, len(keeps), max(1, len(keeps) // 6))
+    shown = _labelled_tiers(keeps)
     return {
         "zmin": -0.5,
         "zmax": count - 0.5,
@@ -187,6 +193,20 @@ def _tier_colours(keeps: Sequence[int], bar: dict[str, Any]) -> dict[str, Any]:
             "ticktext": [f"{tier}: keeps {keeps[tier]}" for tier in shown],
         },
     }
+
+
+def _labelled_tiers(keeps: Sequence[int]) -> Sequence[int]:
+    return range(0, len(keeps), max(1, len(keeps) // 6))
+
+
+def _narrow_colorbar(keeps: Sequence[int]) -> dict[str, Any]:
+    """What changes in a colour bar that lies flat; ``keeps`` is what the tiers keep, if it shows tiers."""
+    flat = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "lenmode": "pixels"}
+    if not keeps:
+        return flat
+    # Side by side there is no room for sentences.
+    title = {"text": "Tokens that a tier keeps of a chunk", "side": "top"}
+    return {**flat, "title": title, "ticktext": [str(keeps[tier]) for tier in _labelled_tiers(keeps)]}
 
 
 def _cell_axis(title: str, count: int) -> dict[str, Any]:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from admin.snapshot import MemorySnapshot
 
 HOUR_SECONDS = 3600.0
 CHART_POINTS = 240
+# Two points further apart have missing samples between them. A slow answer is not a missing one, hence more
+# than the two seconds between samples; of stored points there is only one in ten seconds.
+LONGEST_STEP_SECONDS = 12.0
+LONGEST_STORED_STEP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -55,29 +60,40 @@ class PoolPoint:
 
 
 class History:
-    """Points of the last hour, oldest first; older ones are dropped as new ones come."""
+    """Points of the last hour, oldest first; older ones are dropped as new ones come.
+
+    ``points`` are stored ones, of which only some were kept.
+    """
 
     def __init__(self, points: Iterable[PoolPoint] = (), span: float = HOUR_SECONDS) -> None:
         self._span = span
-        self._points: deque[PoolPoint] = deque()
+        # Each with the number of its run: points between which no sample is missing.
+        self._points: deque[tuple[int, PoolPoint]] = deque()
         for point in points:
-            self.add(point)
+            self.add(point, LONGEST_STORED_STEP_SECONDS)
 
     def __len__(self) -> int:
         return len(self._points)
 
-    def add(self, point: PoolPoint) -> None:
-        """Append a point; one that is not newer than the last is ignored (a clock set back)."""
-        if self._points and point.time <= self._points[-1].time:
-            return
-        self._points.append(point)
-        while self._points[0].time < point.time - self._span:
+    def add(self, point: PoolPoint, longest_step: float = LONGEST_STEP_SECONDS) -> None:
+        """Append a point; one that is not newer than the last is ignored (a clock set back).
+
+        After more than ``longest_step`` seconds without a point it starts a new run.
+        """
+        run = 0
+        if self._points:
+            run, last = self._points[-1]
+            if point.time <= last.time:
+                return
+            run += point.time - last.time > longest_step
+        self._points.append((run, point))
+        while self._points[0][1].time < point.time - self._span:
             self._points.popleft()
 
-    def chart(self, limit: int = CHART_POINTS) -> Sequence[PoolPoint]:
-        """At most ``limit`` points spread evenly over what is kept, always with the newest."""
+    def chart(self, limit: int = CHART_POINTS) -> Sequence[Sequence[PoolPoint]]:
+        """At most ``limit`` points spread evenly over what is kept, always with the newest, by runs."""
         points = list(self._points)
-        if len(points) <= limit:
-            return points
-        step = len(points) / limit
-        return [points[len(points) - 1 - int(index * step)] for index in reversed(range(limit))]
+        if len(points) > limit:
+            step = len(points) / limit
+            points = [points[len(points) - 1 - int(index * step)] for index in reversed(range(limit))]
+        return [[point for _, point in run] for _, run in groupby(points, key=lambda item: item[0])]

@@ -19,6 +19,7 @@ SCRIPT_NAME = f"plotly-{plotly.__version__}.min.js"
 
 _JS = """
 const box = element.querySelector('.live-plot');
+const scroll = box.parentElement;
 const css = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
 const library = () => window.tangramPlotly ??= new Promise((resolve, reject) => {
   const script = document.createElement('script');
@@ -28,6 +29,9 @@ const library = () => window.tangramPlotly ??= new Promise((resolve, reject) => 
   document.head.appendChild(script);
 });
 let drawn = false;
+// Width of the window on a chart that is wider than it, or 0 where the chart fits.
+let seen = 0;
+const seenOf = (layout) => scroll.clientWidth < (layout.meta?.min_width ?? 0) ? scroll.clientWidth : 0;
 async function draw() {
   if (!props.value) return;
   const Plotly = await library();
@@ -42,10 +46,20 @@ async function draw() {
   layout.hoverlabel.font = { ...layout.hoverlabel.font, color: css('--tc-text') };
   box.style.height = `${layout.height}px`;
   box.style.minWidth = `${layout.meta?.min_width ?? 0}px`;
+  seen = seenOf(layout);
+  if (seen && layout.meta.narrow_colorbar) {
+    // The last number is centred on the bar's end.
+    const len = seen - layout.margin.l - 24;
+    Object.assign(data[0].colorbar, layout.meta.narrow_colorbar, { len });
+  }
   await Plotly.react(box, data, layout, { displayModeBar: false, responsive: false });
   if (!drawn) {
     drawn = true;
-    new ResizeObserver(() => box.offsetWidth && Plotly.Plots.resize(box)).observe(box);
+    new ResizeObserver(() => {
+      if (!box.offsetWidth) return;
+      if (seenOf(box.layout) !== seen) schedule();
+      else Plotly.Plots.resize(box);
+    }).observe(scroll);
   }
   box.dataset.drawn = String(Number(box.dataset.drawn ?? 0) + 1);
 }

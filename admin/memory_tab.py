@@ -11,8 +11,7 @@ from admin.console import Console
 from admin.figures import MAP_VIEWS, TOKENS
 from admin.guarded import guarded
 from admin.live_plot import live_plot
-
-_MAP_HINT = "One cell is one attention head: a column for each layer, a row for each KV head."
+from admin.panels import map_title
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class MemoryTab:
         """Values for :attr:`quick_outputs`."""
         renderer = self.console.renderer
         return [
+            renderer.map_title(),
             renderer.memory_map(view),
             renderer.pool_bar(),
             renderer.pool_table(),
@@ -39,7 +39,7 @@ class MemoryTab:
 def build(console: Console) -> MemoryTab:
     """Create the components; call inside ``gr.Blocks``."""
     with gr.Column(elem_classes=["tc-panel"]):
-        gr.HTML(f'<h2>Memory by attention head</h2><p class="hint">{_MAP_HINT}</p>', apply_default_css=False)
+        title = gr.HTML(map_title(None), elem_id="map-title", apply_default_css=False)
         view = gr.Radio(
             list(MAP_VIEWS),
             value=TOKENS,
@@ -74,4 +74,4 @@ def build(console: Console) -> MemoryTab:
         queue=False,
         api_visibility="private",
     )
-    return MemoryTab(console, view, [memory_map, bar, table, saving, sequences], over_time)
+    return MemoryTab(console, view, [title, memory_map, bar, table, saving, sequences], over_time)

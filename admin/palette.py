@@ -7,21 +7,20 @@ RESIDENT = "#5eead4"
 FREE = "rgba(128,140,155,0.22)"
 FULL = "#e07a3f"
 
-# Low to high; the low end stays visible on a light and on a dark page.
+# Low to high, pale to saturated: both ends stand out from a light and from a dark page.
 SEQUENTIAL: list[tuple[float, str]] = [
     (0.0, "#dfe9ee"),
-    (0.15, "#b5dcd9"),
-    (0.35, "#6dc0bb"),
-    (0.6, "#2b938f"),
-    (0.8, "#14686a"),
-    (1.0, "#0b3f46"),
+    (0.2, "#b5dfda"),
+    (0.45, "#7cc9c0"),
+    (0.7, "#41b0a6"),
+    (1.0, "#0d9488"),
 ]
 
 TIERS = (
-    "#0b3f46",
-    "#14736f",
-    "#3ca89f",
-    "#8fd0c3",
+    "#127d76",
+    "#31a297",
+    "#66bfb2",
+    "#a3d9cc",
     "#e9c46a",
     "#e39a5b",
     "#cf6a54",

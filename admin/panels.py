@@ -119,6 +119,16 @@ def saving_line(snapshot: MemorySnapshot) -> str:
     )
 
 
+def map_title(snapshot: MemorySnapshot | None) -> str:
+    """Heading of the heat map, which also says why it has one colour when all heads are alike."""
+    hint = "One cell is one attention head: a column for each layer, a row for each KV head."
+    title = f'<h2>Memory by attention head</h2><p class="hint">{hint}</p>'
+    if snapshot is None or len({budget for row in snapshot.heads.budget for budget in row}) != 1:
+        return title
+    why = ": no calibrated profile is active" if snapshot.config.get("profile") is None else ""
+    return f'{title}<p class="hint">All heads keep the same share{why}.</p>'
+
+
 def pool_table(pool: Pool) -> str:
     """Pages and bytes of the pool by what holds them; the dots are the colours of the bar."""
     body = "".join(

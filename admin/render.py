@@ -26,6 +26,10 @@ class Renderer:
         """Number of the newest sample; it grows by one with each."""
         return self._sampler.latest.number
 
+    def map_title(self) -> str:
+        """The map's heading."""
+        return panels.map_title(self._sampler.latest.snapshot)
+
     def memory_map(self, view: str) -> str:
         """JSON of the heat map, or an empty text before the first sample."""
         snapshot = self._sampler.latest.snapshot
@@ -42,8 +46,8 @@ class Renderer:
 
     def pool_over_time(self) -> str:
         """JSON of the chart of the last hour."""
-        points = self._sampler.history.chart()
-        return self._once("time", "", lambda: _json(figures.pool_over_time(points)))
+        runs = self._sampler.history.chart()
+        return self._once("time", "", lambda: _json(figures.pool_over_time(runs)))
 
     def cards(self) -> str:
         """The row of numbers on top."""

@@ -14,11 +14,11 @@ from admin.guarded import guarded
 from admin.panels import notice
 from admin.preview import preview_panel
 from admin.text import duration_text
-from admin.tuning import TuneValues
+from admin.tuning import TuneValues, number
 
 _WARNING = (
-    "The engine restarts: replies being written now are interrupted, "
-    "and resident conversations are read again."
+    "The engine restarts: replies being written now get about 10 seconds to finish and are then interrupted, "
+    "with their text kept; resident conversations are read again."
 )
 
 
@@ -80,27 +80,22 @@ def build(console: Console) -> TuneTab:
     with gr.Row(elem_classes=["two", "tune"]):
         with gr.Column(elem_classes=["tc-panel"], min_width=280):
             gr.HTML("<h2>Settings of the cache</h2>", apply_default_css=False)
-            retention = gr.Slider(
-                1,
-                100,
-                value=50,
+            # Without bounds: Gradio answers a value beyond them with words of its own and replaces it.
+            retention = gr.Number(
+                50,
                 step=1,
                 label="Retention (%)",
-                info="Share of the sealed history that an average head keeps.",
+                info="Percent of the sealed history that an average head keeps, 1 to 100.",
                 elem_id="tune-retention",
             )
             group_size = gr.Number(
                 16,
-                precision=0,
-                minimum=1,
                 label="Group size",
                 info="Heads that share one page table. Larger: fewer pages to manage, coarser budgets.",
                 elem_id="tune-group",
             )
-            alpha = gr.Slider(
-                0,
-                3,
-                value=1,
+            alpha = gr.Number(
+                1,
                 step=0.1,
                 label="Safety margin",
                 info="Standard deviations added to each head's measured need.",
@@ -121,7 +116,7 @@ def build(console: Console) -> TuneTab:
     running_now = gr.Textbox(visible="hidden", show_label=False, container=False)
     form = [retention, group_size, alpha]
 
-    async def show_preview(percent: Any, group: Any, margin: Any) -> str:
+    async def show_preview(percent: Any, group: Any, margin: Any) -> tuple[str, Any]:
         try:
             automatic = automatic_group(console)
             values = form_values(percent, group, margin, automatic)
@@ -129,12 +124,12 @@ def build(console: Console) -> TuneTab:
             running = current_values(console) or values
             before = after if running == values else await console.tuning.preview(running)
         except TuneError as error:
-            return notice(str(error), "bad")
-        return preview_panel(values, automatic, before, after)
+            return notice(str(error), "bad"), gr.skip()
+        return preview_panel(values, automatic, before, after), ""
 
     async def ask(percent: Any, group: Any, margin: Any) -> tuple[Any, str]:
         try:
-            form_values(percent, group, margin)
+            await console.tuning.check(form_values(percent, group, margin, automatic_group(console)))
         except TuneError as error:
             return gr.update(visible=False), notice(str(error), "bad")
         return gr.update(visible=True), ""
@@ -156,7 +151,7 @@ def build(console: Console) -> TuneTab:
         [retention.change, group_size.change, alpha.change, running_now.change],
         guarded(access, show_preview),
         form,
-        [preview],
+        [preview, refusal],
         trigger_mode="always_last",
         **options,
     )
@@ -174,6 +169,9 @@ def build(console: Console) -> TuneTab:
 
 def form_values(percent: Any, group: Any, margin: Any, automatic: int | None = None) -> TuneValues:
     """Checked values of the form, where retention is in percent; see :meth:`TuneValues.checked`."""
-    if isinstance(percent, bool) or not isinstance(percent, int | float):
-        raise TuneError("Retention must be a number.")
-    return TuneValues.checked(percent / 100, group, margin, automatic)
+    share = number("Retention", percent)
+    if 0 < share < 1:
+        raise TuneError("Retention is in percent here: 25 keeps a quarter.")
+    if not 1 <= share <= 100:
+        raise TuneError("Retention must be between 1 and 100 percent.")
+    return TuneValues.checked(share / 100, group, margin, automatic)

@@ -41,11 +41,11 @@ class TuneValues:
 
         ``automatic`` is the group size that the engine chose, if it did: that number leaves it the choice.
         """
-        group = _number("Group size", group_size)
+        group = number("Group size", group_size)
         if group != int(group) or group < 1:
             raise TuneError("Group size must be a whole number of heads, 1 or more.")
         size = None if group == automatic else int(group)
-        values = cls(_number("Retention", retention), size, _number("Safety margin", alpha))
+        values = cls(number("Retention", retention), size, number("Safety margin", alpha))
         if not 0 < values.retention <= 1:
             raise TuneError("Retention must be above 0% and at most 100%.")
         if not 0 <= values.alpha <= 10:
@@ -65,7 +65,8 @@ class TuneValues:
         return values if self.group_size is None else {**values, "group_size": self.group_size}
 
 
-def _number(name: str, value: object) -> float:
+def number(name: str, value: object) -> float:
+    """``value`` of the field ``name``, if it is a finite number; raises :class:`TuneError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TuneError(f"{name} must be a number.")
     return float(value)
@@ -143,17 +144,21 @@ class TuneService:
                 raise TuneError(_sentence(str(error))) from error
             raise TuneError(f"The engine cannot be asked now: {error}") from error
 
-    async def apply(self, user_id: str, values: TuneValues) -> None:
-        """Check the values with the engine, then start the change; raises :class:`TuneError` when refused.
+    async def check(self, values: TuneValues) -> None:
+        """Ask the engine about the values; raises :class:`TuneError` when it refuses them.
 
-        An engine that is away cannot check; new values may be what brings it back, so they are tried.
+        An engine that is away cannot check; new values may be what brings it back, so they pass.
         """
         try:
             await self._previewer().preview(**values.to_dict())
         except (AppError, TangramError) as error:
             if _refused(error):
                 raise TuneError(_sentence(str(error))) from error
-            log.info("settings are applied unchecked: %s", error)
+            log.info("settings are not checked: %s", error)
+
+    async def apply(self, user_id: str, values: TuneValues) -> None:
+        """Check the values with the engine, then start the change; raises :class:`TuneError` when refused."""
+        await self.check(values)
         if self.running:
             raise TuneError("Another change is being applied. Wait until it is done.")
         job = self.job = TuneJob(values, monotonic())

@@ -19,7 +19,7 @@ from typing import NoReturn
 from tangram.config import HELP, KEY, TangramConfig
 from tangram.errors import ConfigError, TangramError
 from tangram.host import cpu_cache_bytes
-from tangram.plugin import ENABLE_VARIABLE, SCHEDULER
+from tangram.plugin import CPU_WORKER, ENABLE_VARIABLE, SCHEDULER
 
 USAGE_ERROR = 2
 POLLED = ("/health", "/metrics", "/tangram/memory")
@@ -88,6 +88,11 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
     for name in ("--attention-backend", "--scheduler-cls"):
         if _value(extra, name) is not None:
             raise ConfigError(name.removeprefix("--"), "is set by tangram serve: leave it out")
+    for name in ("--data-parallel-size", "-dp"):
+        if _value(extra, name) not in (None, "1"):
+            raise ConfigError(
+                "data-parallel-size", "must be 1: a conversation's pages are in one engine only"
+            )
     additional = _take(extra, "--additional-config")
     try:
         merged = json.loads(additional) if additional else {}
@@ -106,8 +111,9 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
 
 
 def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """What an engine on a CPU needs beyond vLLM's defaults, unless the user decided: a cache that fits, and
-    no compilation, which made a start three times as long and decoding a fifth faster (docs/architecture.md).
+    """What an engine on a CPU needs beyond vLLM's defaults, unless the user decided: a cache that fits, a
+    worker whose seeds survive a cut prompt, and no compilation, which made a start three times as long and
+    decoding a fifth faster (docs/architecture.md).
     """
 
     def given(*names: str) -> bool:
@@ -118,6 +124,8 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
         options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes())]
     if not given(*COMPILATION_OPTIONS):
         options += ["--enforce-eager"]
+    if not given("--worker-cls"):
+        options += ["--worker-cls", CPU_WORKER]
     return options
 
 

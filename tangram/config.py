@@ -20,6 +20,11 @@ KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
 
+def printable(text: str) -> str:
+    """Text that any log and any terminal takes, as names from outside may not be."""
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
 def _whole(text: Any) -> int:
     if isinstance(text, bool) or (isinstance(text, float) and not text.is_integer()):
         raise ValueError("not a whole number")
@@ -119,11 +124,11 @@ class TangramConfig:
         parsed: dict[str, Any] = {}
         for name, value in values.items():
             if name not in _PARSERS:
-                raise ConfigError(name, f"is no setting; there are: {', '.join(_PARSERS)}")
+                raise ConfigError(printable(name), f"is no setting; there are: {', '.join(_PARSERS)}")
             parse, expected = _PARSERS[name]
             try:
                 parsed[name] = parse(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise ConfigError(name, f"must be {expected}, not {value!r}") from None
         return cls(**parsed)
 

@@ -14,12 +14,13 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import State
 
 from tangram import control
-from tangram.errors import ConfigError, EngineUnavailable, ProfileError, UnsupportedError
+from tangram.config import printable
+from tangram.errors import ConfigError, EngineUnavailable, UnsupportedError
 from tangram.profile import build_geometry
 from tangram.runtime import Runtime
 from tangram.telemetry import CacheSnapshot, memory_report, preview_report
 
-TUNABLE = ("retention", "group_size", "alpha", "scope", "profile")
+TUNABLE = ("retention", "group_size", "alpha", "scope")
 
 
 def _error(status: int, message: str) -> JSONResponse:
@@ -64,19 +65,21 @@ class TangramEndpoints:
         own = self.runtime
         try:
             changes = await request.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             return _error(400, 'body: must be a JSON object such as {"retention": 0.25}')
         if not isinstance(changes, dict):
             return _error(400, 'body: must be a JSON object such as {"retention": 0.25}')
         try:
             for name in changes:
                 if name not in TUNABLE:
-                    raise ConfigError(name, f"cannot be previewed; there are: {', '.join(TUNABLE)}")
+                    raise ConfigError(
+                        printable(name), f"cannot be previewed; there are: {', '.join(TUNABLE)}"
+                    )
             config = type(own.config).from_mapping(own.config.to_dict() | changes)
             changed = dataclasses.replace(own, config=config)
-            geometry = build_geometry(config, own.shape, None if "profile" in changes else own.profile)
+            geometry = build_geometry(config, own.shape, own.profile)
             snapshot = await self._snapshot()
-        except (ConfigError, ProfileError) as error:
+        except ConfigError as error:
             return _error(400, str(error))
         except EngineUnavailable as error:
             return _error(503, str(error))

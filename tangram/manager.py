@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.logger import init_logger
@@ -42,6 +43,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self.counters = {"takeovers": 0, "reused_tokens": 0, "evictions": 0, "seals": 0}
         self._slots: dict[str, int] = {}  # request -> tokens that have a slot
         self._requests: dict[str, Request] = {}
+        self._keeps_rows = True
         self._check = os.environ.get(CHECK_VARIABLE) == "1"
 
     # ---- what vLLM's coordinator calls, in the order of a request's life -----------------------------
@@ -69,8 +71,9 @@ class RaggedManager(SingleTypeKVCacheManager):
         taken = self.resident.owner(new_computed_blocks[0]) if new_computed_blocks else None
         held = len(taken.pages) if taken else len(self.req_to_blocks.get(request_id, ()))
         missing = max(0, self.geometry.pages(num_tokens) - held)
-        # The rest of a row that is resumed before its end returns to the pool before the allocation.
-        self._make_room(missing + self.headroom, spare=taken)
+        # vLLM wants the headroom of waiting requests only, and of these not always: where it cannot be had,
+        # the pages themselves must be.
+        self._make_room(missing + self.headroom, spare=taken) or self._make_room(missing, spare=taken)
         return missing
 
     def add_local_computed_blocks(
@@ -120,7 +123,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self.num_cached_block.pop(request_id, None)
         written = self._slots.pop(request_id, 0)
         request = self._requests.pop(request_id, None)
-        if not pages or request is None:
+        if not pages or request is None or not self._keeps_rows:
             return pages
         # Tokens that are both computed and known: a step in flight when the request ends may have computed
         # more than is known, and the last sampled token is known but not computed.
@@ -138,17 +141,27 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- idle conversations ---------------------------------------------------------------------------
 
-    def _make_room(self, pages: int, spare: Row[KVCacheBlock] | None = None) -> None:
-        free = self.block_pool.get_num_free_blocks()
+    def _make_room(self, pages: int, spare: Row[KVCacheBlock] | None = None) -> bool:
+        """Evict until so many pages are free, or nothing where that is impossible. Returns which."""
         evictable = self.resident.pages - (len(spare.pages) if spare else 0)
-        if free >= pages or free + evictable < pages:
-            return
+        if self.block_pool.get_num_free_blocks() + evictable < pages:
+            return False
         while self.block_pool.get_num_free_blocks() < pages and (row := self.resident.oldest(spare)):
             self._evict(row)
+        return True
 
     def _evict(self, row: Row[KVCacheBlock]) -> None:
         self.block_pool.free_blocks(reversed(self.resident.take(row)))
         self.counters["evictions"] += 1
+
+    @contextmanager
+    def keeping_nothing(self) -> Iterator[None]:
+        """While this is open, requests that end leave no row behind."""
+        self._keeps_rows = False
+        try:
+            yield
+        finally:
+            self._keeps_rows = True
 
     def evict_all(self) -> int:
         """Drop every idle conversation. Returns how many there were."""

@@ -9,6 +9,7 @@ ENABLE_VARIABLE = "TANGRAM"
 must not do so in an engine that never asked for it."""
 
 BACKEND = "tangram.backend.RaggedBackend"
+CPU_WORKER = "tangram.cpu_worker.TangramCPUWorker"
 SCHEDULER = "tangram.scheduler.TangramScheduler"
 
 

@@ -27,6 +27,9 @@ class TangramScheduler(AsyncScheduler):
                 "encoder-decoder models are not supported), or the attention backend is not Tangram's: "
                 "start the engine with `tangram serve`"
             )
+        parallel = self.vllm_config.parallel_config
+        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+            raise UnsupportedError("tensor and pipeline parallelism cannot be used with the ragged cache yet")
         if self.num_spec_tokens:
             raise UnsupportedError("speculative decoding cannot be used with the ragged cache yet")
         if self.connector is not None:
@@ -56,9 +59,11 @@ class TangramScheduler(AsyncScheduler):
         super()._preempt_request(*args, **kwargs)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Also drops the idle conversations, whose pages would keep vLLM from resetting."""
+        """Also drops the idle conversations, whose pages would keep vLLM from resetting; those too that vLLM
+        makes idle by preempting what runs."""
         self.manager.evict_all()
-        return super().reset_prefix_cache(*args, **kwargs)
+        with self.manager.keeping_nothing():
+            return super().reset_prefix_cache(*args, **kwargs)
 
     def shutdown(self) -> None:
         """Stop answering, then vLLM's own."""

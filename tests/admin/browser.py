@@ -93,6 +93,10 @@ class AdminPage:
         return self.page.locator("#tune-preview")
 
     @property
+    def refusal(self) -> Locator:
+        return self.page.locator("#tune-refusal")
+
+    @property
     def progress(self) -> Locator:
         return self.page.locator("#tune-progress")
 

@@ -124,6 +124,60 @@ def test_tuning_and_going_back(browser: Browser, served: Product) -> None:
         assert not admin.problems
 
 
+@pytest.mark.parametrize(
+    ("name", "typed", "sentence"),
+    [
+        ("retention", "0.25", "Retention is in percent here: 25 keeps a quarter."),
+        ("retention", "0", "Retention must be between 1 and 100 percent."),
+        ("retention", "101", "Retention must be between 1 and 100 percent."),
+        ("retention", "", "Retention must be a number."),
+        ("group", "0", "Group size must be a whole number of heads, 1 or more."),
+        ("group", "1000", "Group size: must be a whole number from 1 to 90"),
+        ("alpha", "-1", "Safety margin must be between 0 and 10 standard deviations."),
+    ],
+)
+def test_a_value_out_of_range_gets_a_sentence(
+    browser: Browser, served: Product, name: str, typed: str, sentence: str
+) -> None:
+    with AdminPage(browser, served.url) as admin:
+        admin.tab("Tune")
+        expect(admin.preview).to_contain_text("This is what runs now")
+        field = admin.page.locator(f"#tune-{name} input[type=number]")
+        good = field.input_value()
+        admin.set(name, typed)
+        expect(admin.preview).to_contain_text(sentence)
+        expect(admin.preview.locator("table")).to_have_count(0)
+        expect(field).to_have_value(typed)
+        admin.page.locator("#tune-apply").click()
+        expect(admin.refusal).to_contain_text(sentence)
+        expect(admin.page.locator("#tune-restart")).to_be_hidden()
+        admin.set(name, good)
+        expect(admin.preview).to_contain_text("This is what runs now")
+        expect(admin.refusal).to_be_empty()
+        admin.page.locator("#tune-apply").click()
+        expect(admin.page.locator("#tune-confirm")).to_contain_text(
+            "get about 10 seconds to finish and are then interrupted, with their text kept"
+        )
+        expect(admin.page.locator(".toast-body")).to_have_count(0)
+        assert not admin.problems
+
+
+@pytest.mark.parametrize("view", [figures.BUDGET, figures.TOKENS, figures.TIER])
+def test_a_phone_shows_the_whole_colour_bar(browser: Browser, served: Product, view: str) -> None:
+    with AdminPage(browser, served.url, PHONE) as admin:
+        if view != figures.TOKENS:
+            admin.show(view)
+        numbers = admin.page.locator("#memory-map-figure .cbaxis text")
+        window = admin.page.locator("#memory-map .live-plot-scroll").bounding_box()
+        assert window is not None
+        boxes = [number.bounding_box() for number in numbers.all()]
+        assert len(boxes) >= 2
+        for box in boxes:
+            assert box is not None
+            assert window["x"] <= box["x"]
+            assert box["x"] + box["width"] <= window["x"] + window["width"]
+
+
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_tab_fits_the_window(

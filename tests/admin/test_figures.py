@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from admin import figures
+from admin import figures, palette
 from admin.history import PoolPoint
 from admin.snapshot import MemorySnapshot
+from app.ui import brand
 from tests.admin.support import report
 
 
@@ -103,7 +104,7 @@ def test_pool_bar_stacks_to_the_pool() -> None:
 
 def test_time_chart_shows_bytes_by_kind_relative_to_now() -> None:
     points = [point(1000.0), point(1060.0, running=4), point(1120.0, resident=5)]
-    figure = drawn(figures.pool_over_time(points))
+    figure = drawn(figures.pool_over_time([points]))
     traces = {trace["name"]: trace for trace in figure["data"]}
     mebibyte = 1024**2
     assert traces["Running"]["x"] == [-120, -60, 0]
@@ -114,6 +115,42 @@ def test_time_chart_shows_bytes_by_kind_relative_to_now() -> None:
     axes = figure["layout"]
     assert axes["xaxis"]["ticktext"] == ["−2 min", "−1 min", "now"]
     assert axes["yaxis"]["range"][1] > 9 * mebibyte
+
+
+def test_time_chart_is_broken_where_samples_are_missing() -> None:
+    runs = [[point(1000.0), point(1002.0)], [point(1100.0), point(1102.0)]]
+    traces = drawn(figures.pool_over_time(runs))["data"]
+    for name in ("Running", "Resident", "Full cache"):
+        parts = [trace for trace in traces if trace["name"] == name]
+        assert [part["x"] for part in parts] == [[-102, -100], [-2, 0]]
+        assert [part["showlegend"] for part in parts] == [True, False], "one entry in the legend"
+        assert {part["legendgroup"] for part in parts} == {name}, "that switches both parts"
+    groups = [trace["stackgroup"] for trace in traces if trace["name"] == "Running"]
+    assert len(set(groups)) == 2, "a common stack would fill the hole"
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("page", [brand.LIGHT, brand.DARK], ids=["light", "dark"])
+def test_colours_stand_out_from_the_page(page: dict[str, str]) -> None:
+    surface = page["--tc-surface"]
+    scale = [colour for _, colour in palette.SEQUENTIAL]
+    assert contrast(scale[-1], surface) >= 3, "a full map"
+    assert min(contrast(colour, surface) for colour in scale) >= 1.2
+    assert min(contrast(colour, surface) for colour in palette.TIERS) >= 1.5
+    assert scale == sorted(scale, key=luminance, reverse=True), "more is darker all the way"
+    assert len(set(palette.TIERS)) == len(palette.TIERS)
 
 
 def test_time_chart_without_points_is_an_empty_chart() -> None:

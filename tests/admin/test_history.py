@@ -9,7 +9,8 @@ from time import time
 
 import pytest
 
-from admin.history import History, PoolPoint
+from admin.history import LONGEST_STEP_SECONDS, LONGEST_STORED_STEP_SECONDS, History, PoolPoint
+from admin.sampler import INTERVAL_SECONDS, PATIENCE_SECONDS, SAMPLES_PER_STORED
 from admin.snapshot import MemorySnapshot
 from admin.storage import PoolStorage
 from db import Database
@@ -38,21 +39,38 @@ def test_only_the_last_hour_is_kept() -> None:
     for moment in range(0, 7200, 2):
         history.add(at(float(moment)))
     assert len(history) == 1801
-    assert history.chart(10_000)[0].time == 7198 - 3600
+    assert history.chart(10_000)[0][0].time == 7198 - 3600
 
 
 def test_a_clock_that_goes_back_does_not_tangle_the_chart() -> None:
     history = History([at(10.0), at(5.0), at(10.0), at(11.0)])
-    assert [point.time for point in history.chart()] == [10.0, 11.0]
+    assert [point.time for point in history.chart()[0]] == [10.0, 11.0]
 
 
 @pytest.mark.parametrize("count", [1, 239, 240, 241, 1800])
 def test_the_chart_is_bounded_ordered_and_ends_with_the_newest(count: int) -> None:
     history = History(at(float(moment)) for moment in range(count))
-    times = [point.time for point in history.chart(240)]
+    [run] = history.chart(240)
+    times = [point.time for point in run]
     assert len(times) == min(count, 240)
     assert times == sorted(set(times))
     assert times[-1] == count - 1
+
+
+def test_missing_samples_start_a_new_run() -> None:
+    stored = [at(float(moment)) for moment in (*range(0, 1000, 10), *range(1600, 2000, 10))]
+    history = History(stored)
+    for moment in (*range(2100, 2700, 2), *range(2720, 3000, 2)):
+        history.add(at(float(moment)))
+    for limit in (10_000, 100):
+        spans = [(run[0].time, run[-1].time) for run in history.chart(limit)]
+        assert [start // 100 for start, _ in spans] == [0, 16, 21, 27], limit
+        assert [end // 100 for _, end in spans] == [9, 19, 26, 29], limit
+
+
+def test_a_run_bears_slow_answers_and_the_spacing_of_stored_points() -> None:
+    assert LONGEST_STEP_SECONDS >= PATIENCE_SECONDS + INTERVAL_SECONDS
+    assert 3 * INTERVAL_SECONDS * SAMPLES_PER_STORED <= LONGEST_STORED_STEP_SECONDS
 
 
 @pytest.fixture

@@ -47,6 +47,17 @@ def test_sequences_are_sorted_by_memory_and_bounded() -> None:
     assert "and 475 more" in rows[-1]
 
 
+def test_a_map_of_one_colour_is_explained() -> None:
+    snapshot = MemorySnapshot.parse(report(4, 2))
+    same = replace(snapshot, heads=replace(snapshot.heads, budget=((0.5, 0.5),) * 4))
+    line = "All heads keep the same share: no calibrated profile is active."
+    assert line in panels.map_title(same)
+    for uneven in (None, snapshot):
+        assert "same share" not in panels.map_title(uneven)
+    calibrated = replace(same, config={**same.config, "profile": "bundled"})
+    assert "All heads keep the same share." in panels.map_title(calibrated)
+
+
 def test_pool_table_adds_up() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2))
     numbers = re.findall(r"([\d,]+) pages", panels.pool_table(snapshot.pool))

@@ -37,8 +37,10 @@ async def ended(tuning: TuneService) -> Any:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ((0, 16, 1), "Retention must be above 0% and at most 100%"),
-        ((101, 16, 1), "Retention must be above 0% and at most 100%"),
+        ((0.25, 16, 1), "Retention is in percent here: 25 keeps a quarter"),
+        ((0, 16, 1), "Retention must be between 1 and 100 percent"),
+        ((-5, 16, 1), "Retention must be between 1 and 100 percent"),
+        ((101, 16, 1), "Retention must be between 1 and 100 percent"),
         ((None, 16, 1), "Retention must be a number"),
         ((float("nan"), 16, 1), "Retention must be a number"),
         (("50", 16, 1), "Retention must be a number"),
@@ -155,6 +157,8 @@ async def test_values_that_the_engine_refuses_restart_nothing(
         await tuning.apply("ann", TuneValues(0.5, 400, 1.0))
     with pytest.raises(TuneError, match="Group size: must be at most 90"):
         await tuning.preview(TuneValues(0.5, 400, 1.0))
+    with pytest.raises(TuneError, match="Group size: must be at most 90"):
+        await tuning.check(TuneValues(0.5, 400, 1.0))
     assert supervisor.applied == []
     assert tuning.job is None
 

@@ -30,6 +30,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         config = TangramConfig.from_mapping(job["tangram"])
         engine["scheduler_cls"] = "tangram.scheduler.TangramScheduler"
         engine["block_size"] = config.page_tokens
+        engine["worker_cls"] = "tangram.cpu_worker.TangramCPUWorker"
         engine["additional_config"] = json.loads(config.to_json())
 
     warnings.simplefilter("ignore")
@@ -52,7 +53,14 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             for t in wave["turns"]
         ]
         params = [
-            SamplingParams(temperature=0.0, max_tokens=t["answer"], ignore_eos=True) for t in wave["turns"]
+            SamplingParams(
+                temperature=0.0 if t.get("seed") is None else 1.0,
+                seed=t.get("seed"),
+                n=t.get("n", 1),
+                max_tokens=t["answer"],
+                ignore_eos=True,
+            )
+            for t in wave["turns"]
         ]
         outputs = []
         for turn, output in zip(wave["turns"], llm.generate(prompts, params, use_tqdm=False), strict=True):
@@ -63,6 +71,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
                     "prompt": len(output.prompt_token_ids or ()),
                     "cached": output.num_cached_tokens,
                     "answer": answer,
+                    "all": [list(one.token_ids) for one in output.outputs],
                 }
             )
         result["waves"].append(outputs)

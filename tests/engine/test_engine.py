@@ -109,6 +109,21 @@ def test_regenerating_within_rewind_resumes(run_job: Job, prose: list[int]) -> N
     assert second["answer"] == first["answer"]
 
 
+def test_seeded_sampling_survives_cut_prompts_and_does_not_depend_on_the_cuts(
+    run_job: Job, prose: list[int]
+) -> None:
+    """A seeded prompt longer than a seal boundary, and two samples of one prompt."""
+    waves: list[dict[str, Any]] = [
+        {"turns": [turn("a", prose[:700], 8, seed=1), turn("b", prose[300:1000], 8, seed=7, n=2)]},
+        {"turns": [turn("a", prose[1000:1400], 8, seed=2)]},
+    ]
+    results = [run_job(waves, {"retention": 1.0}, max_num_batched_tokens=budget) for budget in (2048, 150)]
+    samples = [[[output["all"] for output in wave] for wave in result["waves"]] for result in results]
+    assert samples[0] == samples[1]
+    assert len(samples[0][0][1]) == 2
+    assert samples[0][0][1][0] != samples[0][0][1][1], "two samples of one prompt differ"
+
+
 def test_two_hundred_conversations_in_a_quarter_of_their_memory(run_job: Job, prose: list[int]) -> None:
     """No page lost, nothing hangs, no wrong token."""
     settings = {"retention": 1.0, "chunk": 32, "window": 16, "rewind": 16}

@@ -13,6 +13,8 @@ from tangram import cli, host
 from tangram.config import KEY, TangramConfig
 from tangram.errors import ConfigError
 
+WORKER = ["--worker-cls", "tangram.cpu_worker.TangramCPUWorker"]
+
 
 def after(command: list[str], option: str) -> str:
     return command[command.index(option) + 1]
@@ -41,16 +43,17 @@ def test_on_a_cpu_the_cache_gets_a_size_unless_the_user_gave_one(monkeypatch: py
     command = cli.vllm_command("m", TangramConfig(), [], on_cpu=True)
     assert host.LEAST <= int(after(command, "--kv-cache-memory-bytes")) <= host.MOST
     assert "--attention-backend" not in command
-    assert cli.cpu_options(["--gpu-memory-utilization=0.3"], {}) == ["--enforce-eager"]
-    assert cli.cpu_options(["--kv-cache-memory-bytes", "1"], {}) == ["--enforce-eager"]
-    assert cli.cpu_options([], {"VLLM_CPU_KVCACHE_SPACE": "2"}) == ["--enforce-eager"]
+    assert cli.cpu_options(["--gpu-memory-utilization=0.3"], {}) == ["--enforce-eager", *WORKER]
+    assert cli.cpu_options(["--kv-cache-memory-bytes", "1"], {}) == ["--enforce-eager", *WORKER]
+    assert cli.cpu_options([], {"VLLM_CPU_KVCACHE_SPACE": "2"}) == ["--enforce-eager", *WORKER]
 
 
 @pytest.mark.parametrize("option", ["--enforce-eager", "--no-enforce-eager", "--compilation-config={}"])
 def test_on_a_cpu_nothing_is_compiled_unless_the_user_decides(option: str) -> None:
     sized = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    assert cli.cpu_options([], sized) == ["--enforce-eager"]
-    assert cli.cpu_options([option], sized) == []
+    assert cli.cpu_options([], sized) == ["--enforce-eager", *WORKER]
+    assert cli.cpu_options([option], sized) == WORKER
+    assert cli.cpu_options([option, "--worker-cls", "their.own"], sized) == []
 
 
 def test_the_cache_s_share_follows_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +88,8 @@ def test_the_user_s_additional_config_is_kept(extra: list[str]) -> None:
         (["--block-size=128"], "page_tokens: is 16; use --tangram-page-tokens"),
         (["--attention-backend", "FLASH_ATTN"], "attention-backend: is set by tangram serve"),
         (["--scheduler-cls=x"], "scheduler-cls: is set by tangram serve"),
+        (["--data-parallel-size", "2"], "data-parallel-size: must be 1"),
+        (["-dp=2"], "data-parallel-size: must be 1"),
         (["--additional-config", "{"], "additional-config: must be a JSON object"),
         (["--additional-config", "[]"], "additional-config: must be a JSON object"),
     ],

@@ -58,6 +58,14 @@ def test_bad_values_name_their_field(field: str, value: object) -> None:
     assert error.value.field == field
 
 
+def test_hostile_input_is_a_clear_error_too() -> None:
+    with pytest.raises(ConfigError, match="retention: must be a number"):
+        TangramConfig.from_mapping({"retention": 10**400})
+    with pytest.raises(ConfigError) as error:
+        TangramConfig.from_mapping({"\ud800": 1})
+    str(error.value).encode("utf-8")
+
+
 def test_unknown_names_are_refused_and_the_known_listed() -> None:
     with pytest.raises(ConfigError, match=r"retension: is no setting; there are: retention, .*"):
         TangramConfig.from_mapping({"retension": 0.5})

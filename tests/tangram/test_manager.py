@@ -203,6 +203,36 @@ def test_nothing_is_evicted_for_a_request_that_cannot_fit_anyway() -> None:
     assert worker.m.counters["evictions"] == 0
 
 
+def test_headroom_that_cannot_be_had_does_not_keep_a_request_waiting() -> None:
+    """vLLM's watermark applies to some requests only; the manager cannot know to which."""
+    worker = Worker(manager(G.pages(100)))
+    idle = FakeRequest("a", conversation("a", 12))
+    run(worker, idle)
+    worker.finish(idle)
+    worker.m.headroom = G.pages(100) // 2
+    run(worker, FakeRequest("b", conversation("b", 100)))
+    assert worker.m.counters["evictions"] == 1
+
+
+def test_headroom_is_made_where_it_can_be_had() -> None:
+    worker = Worker(manager(2 * G.pages(40)))
+    idle = FakeRequest("a", conversation("a", 40))
+    run(worker, idle)
+    worker.finish(idle)
+    worker.m.headroom = G.pages(40)
+    run(worker, FakeRequest("b", conversation("b", 8)))
+    assert worker.m.counters["evictions"] == 1
+
+
+def test_nothing_stays_while_nothing_is_to_be_kept() -> None:
+    worker = Worker(manager(200))
+    request = FakeRequest("a", conversation("a", 40))
+    run(worker, request)
+    with worker.m.keeping_nothing():
+        worker.finish(request)
+    assert worker.m.block_pool.get_num_free_blocks() == 200
+
+
 def test_a_pool_that_one_conversation_fills_can_still_be_resumed() -> None:
     """The row being resumed is never evicted for its own sake, and its surplus counts as room."""
     worker = Worker(manager(G.pages(74)))
