@@ -3,7 +3,7 @@
 A step that ends inside a prompt samples a token too, which vLLM throws away and then moves the request's
 seeded generator back by one use. It does so by the generator's offset, which CPU generators do not have: the
 engine would die of any seeded prompt that is cut. Stock vLLM cuts a prompt when the step's token budget ends;
-the ragged cache does at every seal boundary. So here the generator's whole state is kept and put back instead.
+the ragged cache does at every seal boundary. So here the generator's whole state is kept and put back.
 """
 
 from __future__ import annotations
