@@ -8,8 +8,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from pydantic import ValidationError
@@ -114,17 +115,23 @@ def _serve(settings: Settings, listening: socket.socket) -> int:
     from admin.mount import mount as mount_admin
 
     app = create_app(settings, services=services, mounts=[mount_admin])
-    config = uvicorn.Config(
+    server = Server(server_config(app, settings), services)
+    asyncio.run(server.serve(sockets=[listening]))
+    return 0 if server.started else EXIT_FAILED
+
+
+def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config:
+    """uvicorn's options. Forwarded headers are believed only from the proxies that the settings name."""
+    return uvicorn.Config(
         app,
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
     )
-    server = Server(config, services)
-    asyncio.run(server.serve(sockets=[listening]))
-    return 0 if server.started else EXIT_FAILED
 
 
 async def _greet(services: Services) -> None:

@@ -22,6 +22,7 @@ from db.views import ApiKeyView, UserView
 
 COOKIE = "tangram_session"
 KEY_PREFIX = "tc-"
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 MIN_PASSWORD = 8
 MAX_PASSWORD = 1024
 
@@ -46,6 +47,7 @@ class Accounts:
         self._session_seconds = session_days * 86400
         self._hasher = PasswordHasher()
         self._throttle = Throttle(limit=10, window=300.0)
+        self._by_address = Throttle(limit=30, window=300.0)
         self._hashing = asyncio.Semaphore(2)
         self._has_users = False
         self.setup_key = secrets.token_urlsafe(18)
@@ -91,13 +93,16 @@ class Accounts:
         name = name.strip()
         source = f"{client} {name.casefold()[:100]}"
         self._throttle.check(source)
+        self._by_address.check(client)
+        self._throttle.note(source)
+        self._by_address.note(client)
         user = await self._store.user_by_name(name) if 0 < len(name) <= 64 else None
         usable = user is not None and user.disabled_at is None
         matches = await self._verify(user.password_hash if user and usable else None, password)
         if user is None or not usable or not matches:
-            self._throttle.note(source)
             raise NotSignedIn("The name or the password is wrong.")
         self._throttle.forget(source)
+        self._by_address.undo(client)
         if self._hasher.check_needs_rehash(user.password_hash):
             await self._store.set_password_hash(user.id, await self._hash(password))
         return await self._sign_in(user)
@@ -196,8 +201,11 @@ async def admin_dependency(request: HTTPConnection) -> str | None:
 def is_local(connection: HTTPConnection) -> bool:
     """Whether the request comes from this machine and was addressed to it by a loopback name.
 
-    The second half keeps out web pages that make a browser here talk to us under a foreign name.
+    The second half keeps out web pages that make a browser here talk to us under a foreign name. What came
+    through a proxy is never local, whatever address it gives: the proxy may serve the whole network.
     """
+    if any(name in connection.headers for name in _FORWARDED):
+        return False
     host = connection.url.hostname or ""
     return _is_loopback(connection.client.host if connection.client else "") and (
         host == "localhost" or _is_loopback(host)

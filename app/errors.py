@@ -130,3 +130,17 @@ class PortTaken(AppError):
     """The address to serve on is in use."""
 
     code = "port_taken"
+
+
+class ReplyUnsaved(AppError):
+    """The last reply of the conversation has ended, and the database still does not take it."""
+
+    status = 503
+    code = "storage_unavailable"
+    retry_after = 5
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The last reply of this conversation could not be saved yet. Is the disk full? "
+            "Make space on it, then try again."
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from app.errors import BadRequest, ContextTooLong, ConversationBusy, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
@@ -70,10 +70,10 @@ class GenerationService:
         """Commit the user's message and an empty reply, start the reply, return both.
 
         parent_id: the reply to answer; default the active leaf.
-        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, BadRequest (empty content);
-        nothing is stored in these cases, so a page can keep the text in its input.
+        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, ReplyUnsaved (disk full),
+        BadRequest (empty content); nothing is stored in these cases, so a page can keep its text.
         """
-        with self._claim(owner, conversation_id):
+        async with self._claim(owner, conversation_id):
             conversation = await self._store.get_conversation(owner, conversation_id)
             path = await self._store.path(owner, conversation_id, parent_id)
             return await self._turn(owner, conversation, path, content, sampling)
@@ -87,7 +87,7 @@ class GenerationService:
         sampling: Sampling | None = None,
     ) -> ReplyHandle:
         """A new sibling of the user's message with other text, and a reply to it. Raises as `send`."""
-        with self._claim(owner, conversation_id):
+        async with self._claim(owner, conversation_id):
             conversation = await self._store.get_conversation(owner, conversation_id)
             path = await self._store.path(owner, conversation_id, user_message_id)
             if path[-1].role != "user":
@@ -98,7 +98,7 @@ class GenerationService:
         self, owner: str, conversation_id: str, reply_id: str, sampling: Sampling | None = None
     ) -> ReplyHandle:
         """A new sibling of the reply, from the same user message. Raises as `send`."""
-        with self._claim(owner, conversation_id):
+        async with self._claim(owner, conversation_id):
             conversation = await self._store.get_conversation(owner, conversation_id)
             path = await self._store.path(owner, conversation_id, reply_id)
             if path[-1].role != "assistant":
@@ -152,9 +152,9 @@ class GenerationService:
             raise EngineNotReady("The server is shutting down.")
         return self._supervisor.client, self._supervisor.templating
 
-    @contextlib.contextmanager
-    def _claim(self, owner: str, conversation_id: str) -> Iterator[None]:
-        """One reply at a time in a conversation, from the first look to the reply's end.
+    @contextlib.asynccontextmanager
+    async def _claim(self, owner: str, conversation_id: str) -> AsyncIterator[None]:
+        """One reply at a time in a conversation, from the first look until the reply's end is stored.
 
         By owner too: a stranger who names the conversation neither learns of it nor blocks it.
         """
@@ -163,6 +163,8 @@ class GenerationService:
             raise ConversationBusy
         released = self._busy[claim] = asyncio.Event()
         try:
+            for job in self._of(owner, conversation_id):
+                await self._runner.ensure_saved(job)
             yield
         finally:
             del self._busy[claim]
@@ -209,7 +211,7 @@ class GenerationService:
     async def stop(self, owner: str, reply_id: str) -> None:
         """Abort the reply in the engine and settle it as stopped, its text kept. No-op when it is finished.
 
-        Returns when it is settled. Raises NotFound (db).
+        Returns when it is settled. Raises NotFound (db), and ReplyUnsaved when the database does not take it.
         """
         job = self._job(owner, reply_id)
         if job is None:
@@ -217,6 +219,7 @@ class GenerationService:
             return
         job.ask_to_end("stopped")
         await job.settled.wait()
+        await self._runner.ensure_saved(job)
 
     async def stop_conversation(self, owner: str, conversation_id: str) -> None:
         """Stop whatever is being written in a conversation; to be called before it is deleted."""
@@ -225,15 +228,12 @@ class GenerationService:
 
     def running(self, owner: str, conversation_id: str) -> str | None:
         """Id of the reply being written in this conversation, if any."""
-        for job in self._jobs.values():
-            if job.conversation_id == conversation_id and job.owner == owner:
-                return job.reply_id
-        return None
+        return next((job.reply_id for job in self._of(owner, conversation_id) if not job.unsaved), None)
 
     @property
     def active(self) -> int:
         """Replies that are being written."""
-        return len(self._jobs)
+        return sum(not job.unsaved for job in self._jobs.values())
 
     async def drain(self) -> None:
         """Wait for the running replies, then interrupt those that take too long."""
@@ -247,6 +247,7 @@ class GenerationService:
         self._closing = True
         await self._begun()
         await self._interrupt_all()
+        await self._runner.close()
 
     async def _begun(self) -> None:
         """Return when each turn that was being stored either has its job or was refused."""
@@ -258,6 +259,13 @@ class GenerationService:
             job.ask_to_end("interrupted")
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
+
+    def _of(self, owner: str, conversation_id: str) -> list[Job]:
+        return [
+            job
+            for job in self._jobs.values()
+            if job.conversation_id == conversation_id and job.owner == owner
+        ]
 
     def _job(self, owner: str, reply_id: str) -> Job | None:
         job = self._jobs.get(reply_id)

@@ -15,12 +15,19 @@ from tangram.client import CompletionChunk, Usage
 _UPDATE_SECONDS = 0.02
 _LEAST_RATED_SECONDS = 0.2
 
+UNSAVED = (
+    "The reply could not be saved. Is the disk full? It is tried again by itself; once there is space, "
+    "the conversation goes on."
+)
+
 
 @dataclass
 class Job:
     """State of a generation. Text only grows, so a subscriber's place is a number of characters.
 
-    ending: how to settle it, once somebody asked (Stop, or the app going down). settled: the database has it.
+    ending: how to settle it: what somebody asked for (Stop, or the app going down), else how it went.
+    settled: it has ended for its watchers. unsaved: it has ended, but the database has not taken it yet.
+    saving: held while it is being given to the database.
     """
 
     owner: str
@@ -37,6 +44,8 @@ class Job:
     ending: FinalStatus | None = None
     end: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    unsaved: bool = False
+    saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
@@ -60,6 +69,11 @@ class Job:
         if self.ending is None:
             self.ending = how
             self.end.set()
+
+    @property
+    def told(self) -> tuple[str, str | None]:
+        """(status, error) as a watcher sees them; what is to be stored stays in `status` and `error`."""
+        return ("error", UNSAVED) if self.unsaved else (self.status, self.error)
 
     def notify(self) -> None:
         """Wake the subscribers."""
@@ -97,15 +111,16 @@ class Job:
         while True:
             changed = self._changed
             settled = self.settled.is_set()
+            status, error = self.told
             if seen is None or seen > len(self.text):
                 if self.text or settled:
                     seen = len(self.text)
-                    yield Event("snapshot", self.text, self.status, seen, self.stats, self.error)
+                    yield Event("snapshot", self.text, status, seen, self.stats, error)
             elif seen < len(self.text):
                 delta, seen = self.text[seen:], len(self.text)
-                yield Event("delta", delta, self.status, seen, self.stats)
+                yield Event("delta", delta, status, seen, self.stats)
             if settled:
-                yield Event("done", self.text, self.status, len(self.text), self.stats, self.error)
+                yield Event("done", self.text, status, len(self.text), self.stats, error)
                 return
             await changed.wait()
             await asyncio.sleep(_UPDATE_SECONDS)  # gather what comes at once into one event

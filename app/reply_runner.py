@@ -7,11 +7,12 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from app.errors import ReplyUnsaved
 from app.job import Job
 from app.metrics import Metrics
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
-from db.errors import DbError
+from db.errors import Conflict, DbError, InvalidInput, NotFound
 from db.store import Store
 from db.views import FinalStatus
 from tangram.client import CompletionRequest, EngineClient
@@ -23,13 +24,19 @@ ENGINE_GONE = (
     "The engine stopped while it was answering. What it had written is kept; regenerate to try again."
 )
 
+MAX_RETRY_SECONDS = 10.0
+"""Longest pause between two attempts to save a reply that the database did not take."""
+
 
 class ReplyRunner:
     """Runs jobs, many at a time.
 
+    A reply whose end the database does not take is kept and tried again, with growing pauses, until `close`.
+
     Args:
         flush_seconds: how often a running reply is saved.
-        forget: called when a job is in the database for good, before its watchers are told.
+        forget: called when a job is in the database for good. Its watchers are told after that, or, when the
+            database did not take it, before.
     """
 
     def __init__(
@@ -46,6 +53,9 @@ class ReplyRunner:
         self._supervisor = supervisor
         self._metrics = metrics
         self._forget = forget
+        self.retry_seconds = 0.5
+        self._unsaved: dict[str, Job] = {}
+        self._trying: set[asyncio.Task[None]] = set()
 
     async def run(
         self, job: Job, engine: EngineClient, request: CompletionRequest, templating: Templating
@@ -89,13 +99,26 @@ class ReplyRunner:
 
     async def _settle(self, job: Job, reader: asyncio.Task[None], templating: Templating) -> None:
         failure = None if reader.cancelled() else reader.exception()
-        final, job.error = _outcome(job, failure)
-        job.status = final
+        job.ending, job.error = _outcome(job, failure)
+        job.status = job.ending
         if failure is not None and not isinstance(failure, EngineUnavailable | EngineRejected):
             log.error("reply %s failed", job.reply_id, exc_info=failure)
         try:
             job.token_ids = templating.settle(job.token_ids)
             job.stats = job.measure(self._kept_fraction(job))
+            job.unsaved = not await self._store_end(job, job.ending)
+        finally:
+            self._metrics.reply_ended(job.told[0], job.stats)
+            if job.unsaved:
+                self._try_later(job)
+            else:
+                self._forget(job)
+            job.settled.set()
+            job.notify()
+
+    async def _store_end(self, job: Job, final: FinalStatus) -> bool:
+        """Save the whole reply as `final`. False: the database does not take it now, but may later."""
+        try:
             await self._store.finish_reply(
                 job.owner,
                 job.reply_id,
@@ -106,14 +129,52 @@ class ReplyRunner:
                 finish_reason=job.finish_reason,
                 error=job.error,
             )
+        except (NotFound, Conflict, InvalidInput) as error:  # no later try would end otherwise
+            log.error("reply %s cannot be saved: %s", job.reply_id, error)  # noqa: TRY400 (the text says it all)
+            job.status, job.error = "error", "The reply could not be saved. The server's log says why."
         except DbError as error:
-            log.error("reply %s could not be saved: %s", job.reply_id, error)  # noqa: TRY400 (the text says it all)
-            job.status, job.error = "error", "The reply could not be saved. Is the disk full?"
-        finally:
-            self._metrics.reply_ended(job.status, job.stats)
-            self._forget(job)
-            job.settled.set()
-            job.notify()
+            log.error("reply %s could not be saved yet: %s", job.reply_id, error)  # noqa: TRY400
+            return False
+        return True
+
+    # ---- replies that the database did not take ----------------------------------------------
+
+    def _try_later(self, job: Job) -> None:
+        self._unsaved[job.reply_id] = job
+        task = asyncio.create_task(self._keep_trying(job), name=f"saving reply {job.reply_id}")
+        self._trying.add(task)
+        task.add_done_callback(self._trying.discard)
+
+    async def _keep_trying(self, job: Job) -> None:
+        pause = self.retry_seconds
+        while job.unsaved:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
+            await self._save_unsaved(job)
+
+    async def _save_unsaved(self, job: Job) -> None:
+        async with job.saving:
+            if job.unsaved and job.ending is not None and await self._store_end(job, job.ending):
+                job.unsaved = False
+                del self._unsaved[job.reply_id]
+                self._forget(job)
+                log.info("reply %s is settled now", job.reply_id)
+
+    async def ensure_saved(self, job: Job) -> None:
+        """Save an ended reply that is still unsaved, now. Raises ReplyUnsaved when that fails again."""
+        await self._save_unsaved(job)
+        if job.unsaved:
+            raise ReplyUnsaved
+
+    async def close(self) -> None:
+        """Try once more to save what is unsaved, then give up: the next start finds it interrupted."""
+        for job in tuple(self._unsaved.values()):
+            await self._save_unsaved(job)
+        trying = tuple(self._trying)
+        for task in trying:
+            task.cancel()
+        if trying:
+            await asyncio.wait(trying)
 
     def _kept_fraction(self, job: Job) -> float | None:
         geometry = self._supervisor.geometry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shlex
 from pathlib import Path
 
@@ -47,6 +48,9 @@ class Settings(BaseSettings):
 
     session_days: int = Field(default=30, ge=1)
 
+    trusted_proxies: str = ""
+    """Comma-separated addresses or networks whose forwarded headers are believed; empty: nobody's."""
+
     @field_validator("home", mode="after")
     @classmethod
     def _absolute(cls, home: Path) -> Path:
@@ -60,6 +64,17 @@ class Settings(BaseSettings):
         except ValueError as error:
             raise ValueError(f"cannot be split like a shell command: {error}") from error
         return text
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _addresses(cls, text: str) -> str:
+        proxies = [part.strip() for part in text.split(",") if part.strip()]
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ValueError(f"must be IP addresses or networks, separated by commas: {error}") from error
+        return ",".join(proxies)
 
     @property
     def database_path(self) -> Path:

@@ -12,7 +12,11 @@ _MAX_SOURCES = 10_000
 
 
 class Throttle:
-    """At most `limit` failures of one source within `window` seconds. Lives in memory."""
+    """At most `limit` failures of one source within `window` seconds. Lives in memory.
+
+    An attempt counts as a failure from its start, so that many at once do not all pass the check; one that
+    succeeds is taken back.
+    """
 
     def __init__(self, limit: int, window: float) -> None:
         self._limit = limit
@@ -29,10 +33,16 @@ class Throttle:
             raise TooManyAttempts(math.ceil(failures[0] + self._window - now))
 
     def note(self, source: str) -> None:
-        """Count a failure."""
-        if len(self._failures) >= _MAX_SOURCES:
+        """Count an attempt."""
+        if source not in self._failures and len(self._failures) >= _MAX_SOURCES:
             self._failures.pop(next(iter(self._failures)))
         self._failures.setdefault(source, deque(maxlen=self._limit)).append(time.monotonic())
 
+    def undo(self, source: str) -> None:
+        """Take the latest attempt back: it succeeded."""
+        if failures := self._failures.get(source):
+            failures.pop()
+
     def forget(self, source: str) -> None:
+        """Take all attempts back."""
         self._failures.pop(source, None)

@@ -15,6 +15,8 @@ from db.errors import InvalidInput
 
 MAX_TITLE = 200
 _TITLE_FROM_MESSAGE = 60
+_MAX_JSON_BYTES = 64 * 1024
+_MAX_JSON_DEPTH = 32
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -59,11 +61,34 @@ def title_from(content: str) -> str:
 
 
 def checked_json(field: str, value: Any) -> Any:
-    """`value` as it will read back. Raises InvalidInput when it is not JSON (NaN and infinities are not)."""
+    """`value` as it will read back.
+
+    Raises InvalidInput when it is not JSON (NaN and infinities are not), holds lone surrogates, is nested
+    deeper than 32 levels, or takes more than 64 KiB.
+    """
+    too_deep = f"must not be nested deeper than {_MAX_JSON_DEPTH} levels"
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
+        encoded = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        stored = json.loads(encoded)
+    except UnicodeEncodeError as error:
+        raise InvalidInput(field, "must be Unicode text throughout, without lone surrogates") from error
+    except RecursionError as error:
+        raise InvalidInput(field, too_deep) from error
+    except (TypeError, ValueError) as error:
         raise InvalidInput(field, f"is not JSON: {error}") from error
+    if len(encoded) > _MAX_JSON_BYTES:
+        raise InvalidInput(field, f"must take at most {_MAX_JSON_BYTES // 1024} KiB as JSON")
+    if _deeper_than(stored, _MAX_JSON_DEPTH):
+        raise InvalidInput(field, too_deep)
+    return stored
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Whether objects and arrays are nested more than `levels` deep."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper_than(item, levels - 1) for item in inner)
 
 
 def checked_object(field: str, value: Any) -> dict[str, Any]:

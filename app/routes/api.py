@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.errors import Missing
 from app.routes.deps import ServicesDep, User
+from app.routes.json_body import JsonBody
 from app.routes.views import conversation_json, engine_json, key_json, message_json
 from app.sampling import checked
 
@@ -16,19 +17,19 @@ router = APIRouter(prefix="/api")
 fallback = APIRouter()
 
 
-class NewConversation(BaseModel):
+class NewConversation(JsonBody):
     title: str = Field(default="", max_length=200)
     system_prompt: str = Field(default="", max_length=100_000)
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-class ConversationChange(BaseModel):
+class ConversationChange(JsonBody):
     title: str | None = Field(default=None, max_length=200)
     settings: dict[str, Any] | None = None
     active_message_id: str | None = None
 
 
-class NewKey(BaseModel):
+class NewKey(JsonBody):
     name: str = Field(min_length=1, max_length=200)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from app.errors import BadRequest
+from app.routes.json_body import JsonBody
 
 _ENGINE_FIELDS = ("presence_penalty", "frequency_penalty", "top_k", "min_p", "repetition_penalty")
 _UNSUPPORTED = ("tools", "functions", "logprobs", "top_logprobs", "audio", "logit_bias", "prediction")
@@ -49,7 +50,7 @@ class ResponseFormat(BaseModel):
     type: str
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(JsonBody):
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
     stream: bool = False
@@ -64,7 +65,7 @@ class ChatRequest(BaseModel):
     response_format: ResponseFormat | None = None
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
     repetition_penalty: float | None = Field(default=None, gt=0)
     tools: Any = None

@@ -17,12 +17,12 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
-from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
 from app.errors import Missing
-from app.events import ReplyHandle, Sampling
+from app.events import Event, ReplyHandle, Sampling
 from app.routes.deps import ServicesDep, User
+from app.routes.json_body import JsonBody
 from app.routes.views import event_json, message_json
 from app.sampling import checked
 from app.services import Services
@@ -31,7 +31,7 @@ from app.sse import EventStream, encode_event
 router = APIRouter(prefix="/api")
 
 
-class SamplingBody(BaseModel):
+class SamplingBody(JsonBody):
     """stream: follow the reply in the answer (server-sent events), or wait for its end (JSON)."""
 
     temperature: float | None = None
@@ -97,8 +97,7 @@ async def follow(
 ) -> Response:
     """Follow a reply, from where `Last-Event-ID` says. Works for finished ones too."""
     await get_reply(reply_id, user, services)
-    after = int(last_event_id) if last_event_id and last_event_id.isdecimal() else 0
-    return EventStream(_events(services, user.id, reply_id, after))
+    return EventStream(_events(services, user.id, reply_id, _place(last_event_id or "")))
 
 
 @router.post("/replies/{reply_id}/stop")
@@ -111,11 +110,19 @@ async def stop(reply_id: str, user: User, services: ServicesDep) -> dict[str, An
 async def _answer(services: Services, owner: str, handle: ReplyHandle, stream: bool) -> Response:
     if stream:
         return EventStream(_events(services, owner, handle.reply.id, 0, handle))
+    last: Event | None = None
     async with contextlib.aclosing(services.generation.subscribe(owner, handle.reply.id)) as events:
-        async for _ in events:
-            pass
-    reply = await services.store.get_message(owner, handle.reply.id)
-    return JSONResponse({"user": message_json(handle.user), "reply": message_json(reply)})
+        async for event in events:
+            last = event
+    reply = message_json(await services.store.get_message(owner, handle.reply.id))
+    if last is not None:  # the stored reply may be behind, when the disk is full
+        reply |= {"content": last.text, "status": last.status, "stats": dict(last.stats), "error": last.error}
+    return JSONResponse({"user": message_json(handle.user), "reply": reply})
+
+
+def _place(last_event_id: str) -> int:
+    """The number of characters that a client has; 0 for what no event of ours was named."""
+    return int(last_event_id) if last_event_id.isdecimal() and len(last_event_id) < 20 else 0
 
 
 async def _events(

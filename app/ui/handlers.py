@@ -245,6 +245,8 @@ class ChatHandlers:
                     if not state.done:
                         yield {self.parts.chatbot: [*before, chat_message(now)]}
             final = await store.get_message(owner, reply_id)
+            if final.status in ("pending", "streaming"):  # it ended, but the disk did not take it
+                final = now
             yield {self.parts.chatbot: [*before, chat_message(final)], **self.screen.composer(False)}
         except NotFound:
             yield {self.parts.notice: notice(GONE), **self.screen.composer(False)}

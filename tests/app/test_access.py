@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -124,6 +125,21 @@ async def test_guessing_is_slowed_down(product: Product) -> None:
             assert (await http.post("/login", data={"name": "bob", "password": "x"})).status_code == 401
         assert (await http.post("/login", data={"name": "BOB", "password": "x"})).status_code == 429
         assert (await http.post("/login", data={"name": NAME, "password": PASSWORD})).status_code == 303
+
+
+async def test_guesses_at_once_are_slowed_down_too(product: Product) -> None:
+    async def guess(name: str) -> int:
+        return (await http.post("/login", data={"name": name, "password": "x"})).status_code
+
+    async with product.client() as http:
+        answers = await asyncio.gather(*(guess("bob") for _ in range(20)))
+        assert sorted(answers) == [401] * 10 + [429] * 10
+        # Signing in does not use up what the address has left for other names, and does not give it back.
+        for _ in range(2):
+            assert (await http.post("/login", data={"name": NAME, "password": PASSWORD})).status_code == 303
+        answers = await asyncio.gather(*(guess(f"name{number}") for number in range(25)))
+        assert sorted(answers) == [401] * 20 + [429] * 5
+        assert await guess("another") == 429
 
 
 async def test_other_sites_cannot_use_a_signed_in_browser(product: Product) -> None:

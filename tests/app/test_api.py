@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from app.sse import EventStream
+from db.errors import StorageUnavailable
 from tests.app.conftest import Product, eventually, serving
 from tests.fake_engine import FakeEngine
 
@@ -188,6 +189,27 @@ async def test_engine_away(product: Product, fake_engine: FakeEngine) -> None:
     metrics = (await product.http.get("/metrics")).text
     assert "tangram_chat_engine_restarts_total 1.0" in metrics
     assert "tangram_chat_pool_pages{" not in metrics
+
+
+async def test_full_disk_at_the_end_of_a_reply(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/api/conversations/{await product.conversation()}/messages"
+
+    async def full(*_: Any, **__: Any) -> None:
+        raise StorageUnavailable("disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(product.services.store, "finish_reply", full)
+        sent = await product.http.post(path, json={"content": "/say ok", "stream": False})
+        reply = sent.json()["reply"]
+        assert (reply["status"], reply["content"]) == ("error", "ok")
+        assert "disk full" in reply["error"]
+        for address, body in ((path, {"content": "x"}), (f"/api/replies/{reply['id']}/stop", None)):
+            answer = await product.http.post(address, json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert "disk full" in answer.json()["error"]["message"]
+            assert int(answer.headers["retry-after"]) > 0
+    stopped = await product.http.post(f"/api/replies/{reply['id']}/stop")
+    assert (stopped.json()["status"], stopped.json()["content"]) == ("complete", "ok")
 
 
 async def test_quiet_streams_are_pinged_and_end_with_the_client() -> None:

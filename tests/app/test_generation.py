@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import BadRequest, ContextTooLong, ConversationBusy, EngineNotReady
+from app.errors import BadRequest, ContextTooLong, ConversationBusy, EngineNotReady, ReplyUnsaved
 from app.events import Event, Sampling
 from app.generation import MAX_CONTENT
 from app.settings import Settings
-from db.errors import NotFound
+from db.errors import NotFound, StorageUnavailable
 from tests.app.conftest import Product, eventually, running_product
 from tests.fake_engine import FakeEngine
 
@@ -301,3 +301,102 @@ async def test_drain_waits_for_replies_then_interrupts(product: Product) -> None
     get = product.services.store.get_message
     assert (await get(product.owner, one.reply.id)).status == "complete"
     assert (await get(product.owner, two.reply.id)).status == "interrupted"
+
+
+class FullDisk:
+    """Takes the place of the store's `finish_reply`; refuses while `full`."""
+
+    def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = True
+        self.attempts = 0
+        self._finish = store.finish_reply
+        monkeypatch.setattr(store, "finish_reply", self.finish_reply)
+
+    async def finish_reply(self, *arguments: Any, **options: Any) -> Any:
+        self.attempts += 1
+        if self.full:
+            raise StorageUnavailable("the database refused the write: database or disk is full")
+        return await self._finish(*arguments, **options)
+
+
+async def last_event(product: Product, reply_id: str) -> Event:
+    events = product.services.generation.subscribe(product.owner, reply_id)
+    return [event async for event in events][-1]
+
+
+async def test_reply_that_ends_on_a_full_disk_is_saved_later(
+    product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = await product.conversation()
+    generation, store = product.services.generation, product.services.store
+    generation._runner.retry_seconds = 0.01
+    disk = FullDisk(store, monkeypatch)
+    handle = await generation.send(product.owner, conversation, "/say all of it")
+    for _ in range(2):  # who watches to the end, and who comes later
+        done = await last_event(product, handle.reply.id)
+        assert (done.kind, done.text, done.status) == ("done", "all of it", "error")
+        assert "disk full" in str(done.error)
+    assert generation.running(product.owner, conversation) is None
+    assert generation.active == 0
+    with pytest.raises(ReplyUnsaved, match="disk full"):
+        await generation.send(product.owner, conversation, "more")
+    await eventually(lambda: disk.attempts > 5)
+    disk.full = False
+    await eventually(lambda: not generation._runner._trying)
+    stored = await store.get_message(product.owner, handle.reply.id)
+    assert (stored.status, stored.content, stored.error) == ("complete", "all of it", None)
+    assert product.services.templating.text.decode(stored.token_ids, skip_special_tokens=True) == "all of it"
+    assert (await product.reply(conversation, "/say more")).status == "complete"
+
+
+@pytest.mark.parametrize("action", ["send", "stop"])
+async def test_asking_again_saves_the_reply_at_once(
+    product: Product, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    conversation = await product.conversation()
+    generation, store = product.services.generation, product.services.store
+    generation._runner.retry_seconds = 3600.0
+    disk = FullDisk(store, monkeypatch)
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.01")
+    text = await product.wait_for_text(handle.reply.id)
+    with pytest.raises(ReplyUnsaved):
+        await generation.stop(product.owner, handle.reply.id)
+    disk.full = False
+    if action == "send":
+        assert (await product.reply(conversation, "/say on")).content == "on"
+    else:
+        await generation.stop(product.owner, handle.reply.id)
+    stored = await store.get_message(product.owner, handle.reply.id)
+    assert stored.status == "stopped"
+    assert stored.content.startswith(text)
+    assert stored.token_ids
+
+
+async def test_end_of_the_app_tries_once_more_to_save(
+    product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = await product.conversation()
+    generation, store = product.services.generation, product.services.store
+    generation._runner.retry_seconds = 3600.0
+    disk = FullDisk(store, monkeypatch)
+    handle = await generation.send(product.owner, conversation, "/say kept")
+    await last_event(product, handle.reply.id)
+    await generation.drain()  # a restart of the engine does not wait for the disk
+    disk.full = False
+    await generation.close()
+    assert not generation._runner._trying
+    stored = await store.get_message(product.owner, handle.reply.id)
+    assert (stored.status, stored.content) == ("complete", "kept")
+
+
+async def test_reply_that_can_never_be_saved_frees_the_conversation(
+    product: Product,
+) -> None:
+    conversation = await product.conversation()
+    generation, store = product.services.generation, product.services.store
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.01")
+    await product.wait_for_text(handle.reply.id)
+    await store.recover_interrupted()  # gives it a final status behind the service's back
+    await generation.stop(product.owner, handle.reply.id)
+    assert not generation._runner._trying
+    assert (await product.reply(conversation, "/say on")).content == "on"

@@ -9,9 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from app import engine_log
-from app.__main__ import main
+from app.__main__ import main, server_config
+from app.accounts import is_local
 from app.engine_log import EngineLog
 from app.errors import BadRequest, TooManyAttempts
 from app.events import Sampling
@@ -109,8 +114,49 @@ def test_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
         throttle.check("a")
     assert caught.value.retry_after == 10
     throttle.check("b")
+    throttle.undo("a")
+    throttle.check("a")
+    throttle.note("a")
     now += 10
     throttle.check("a")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "headers", "seen"),
+    [
+        ("", {}, ["127.0.0.1", "http", True]),
+        ("", {"X-Forwarded-For": "10.0.0.7", "X-Forwarded-Proto": "https"}, ["127.0.0.1", "http", False]),
+        ("", {"X-Forwarded-For": "127.0.0.1"}, ["127.0.0.1", "http", False]),
+        ("", {"Forwarded": "for=127.0.0.1"}, ["127.0.0.1", "http", False]),
+        ("10.0.0.9", {"X-Forwarded-For": "127.0.0.1"}, ["127.0.0.1", "http", False]),
+        ("10.0.0.9, 127.0.0.0/8", {"X-Forwarded-For": "10.0.0.7"}, ["10.0.0.7", "http", False]),
+        (
+            "127.0.0.1",
+            {"X-Forwarded-For": "1.2.3.4", "X-Forwarded-Proto": "https"},
+            ["1.2.3.4", "https", False],
+        ),
+    ],
+)
+async def test_proxies_are_believed_when_named(
+    trusted: str, headers: dict[str, str], seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def probe(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        client = request.client.host if request.client else ""
+        await JSONResponse([client, request.url.scheme, is_local(request)])(scope, receive, send)
+
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn's own variable has no say
+    config = server_config(probe, Settings(trusted_proxies=trusted))
+    config.load()
+    transport = httpx.ASGITransport(config.loaded_app, client=("127.0.0.1", 5000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as http:
+        assert (await http.get("/", headers=headers)).json() == seen
+
+
+@pytest.mark.parametrize("bad", ["*", "proxy.example", "127.0.0.1 10.0.0.1"])
+def test_trusted_proxies_are_addresses(bad: str) -> None:
+    with pytest.raises(ValidationError, match="must be IP addresses or networks"):
+        Settings(trusted_proxies=bad)
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -80,6 +80,28 @@ def test_json_is_checked() -> None:
         checked_object("settings", [1])
 
 
+@pytest.mark.parametrize("bad", [{"x": "\ud800"}, {"\udfff": 1}, [{"x": ["a\ud83d"]}]])
+def test_json_with_lone_surrogates_is_refused(bad: object) -> None:
+    with pytest.raises(InvalidInput, match="settings: must be Unicode text throughout"):
+        checked_json("settings", bad)
+
+
+def test_json_is_bounded() -> None:
+    def nested(levels: int) -> object:
+        value: object = 1
+        for level in range(levels):
+            value = [value] if level % 2 else {"a": value}
+        return value
+
+    assert checked_json("value", nested(32)) == nested(32)
+    for levels in (33, 100_000):
+        with pytest.raises(InvalidInput, match="value: must not be nested deeper than 32 levels"):
+            checked_json("value", nested(levels))
+    assert checked_json("value", "é" * 32767) == "é" * 32767  # 65,534 bytes and the quotes
+    with pytest.raises(InvalidInput, match="value: must take at most 64 KiB as JSON"):
+        checked_json("value", "é" * 32768)
+
+
 def test_ids_are_url_safe_and_differ() -> None:
     ids = {new_id() for _ in range(1000)}
     assert len(ids) == 1000
