@@ -24,7 +24,7 @@ def test_two_turns_a_reload_and_the_history_is_there(chat: ChatPage) -> None:
     address = chat.address()
     assert "?c=" in address
     assert chat.say("/say The second answer.") == "The second answer."
-    numbers = re.compile(r"\d+ tokens.*tokens/s.*cached.*KV kept: \d+%", re.DOTALL)
+    numbers = re.compile(r"\d+ tokens.*cached.*KV kept: \d+%", re.DOTALL)
     expect(chat.footers.last).to_contain_text(numbers)
     chat.page.reload()
     chat.usable()
@@ -37,6 +37,11 @@ def test_a_second_turn_finds_the_first_in_the_cache(chat: ChatPage, fake: FakeEn
     chat.say("/tokens 40")
     chat.say("/tokens 5")
     expect(chat.footers.last).to_contain_text(re.compile(r"[1-9]\d* cached"))
+
+
+def test_a_reply_that_takes_its_time_shows_its_speed(chat: ChatPage) -> None:
+    chat.say("/tokens 30 /delay 0.03")
+    expect(chat.footers.last).to_contain_text(re.compile(r"31 tokens.*\d tokens/s", re.DOTALL))
 
 
 def test_text_appears_while_it_is_written(chat: ChatPage) -> None:
