@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -76,15 +75,15 @@ class TangramEndpoints:
                         printable(name), f"cannot be previewed; there are: {', '.join(TUNABLE)}"
                     )
             config = type(own.config).from_mapping(own.config.to_dict() | changes)
-            changed = dataclasses.replace(own, config=config)
             geometry = build_geometry(config, own.shape, own.profile)
+            budgets = own.profile.budgets(config.retention, config.alpha)
             snapshot = await self._snapshot()
         except ConfigError as error:
             return _error(400, str(error))
         except EngineUnavailable as error:
             return _error(503, str(error))
         pool_bytes = snapshot.total_pages * own.geometry.page_bytes
-        return JSONResponse(preview_report(geometry, own.shape, changed.budgets(), pool_bytes))
+        return JSONResponse(preview_report(geometry, own.shape, budgets, pool_bytes))
 
 
 def create_plugin() -> TangramEndpoints:

@@ -73,7 +73,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         missing = max(0, self.geometry.pages(num_tokens) - held)
         # vLLM wants the headroom of waiting requests only, and of these not always: where it cannot be had,
         # the pages themselves must be.
-        self._make_room(missing + self.headroom, spare=taken) or self._make_room(missing, spare=taken)
+        if not self._make_room(missing + self.headroom, spare=taken):
+            self._make_room(missing, spare=taken)
         return missing
 
     def add_local_computed_blocks(
@@ -142,7 +143,7 @@ class RaggedManager(SingleTypeKVCacheManager):
     # ---- idle conversations ---------------------------------------------------------------------------
 
     def _make_room(self, pages: int, spare: Row[KVCacheBlock] | None = None) -> bool:
-        """Evict until so many pages are free, or nothing where that is impossible. Returns which."""
+        """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""
         evictable = self.resident.pages - (len(spare.pages) if spare else 0)
         if self.block_pool.get_num_free_blocks() + evictable < pages:
             return False
