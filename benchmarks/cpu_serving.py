@@ -26,7 +26,7 @@ ENGINES = {"stock": None, "tangram 1.0": 1.0, "tangram 0.5": 0.5, "tangram 0.25"
 NEW_TOKENS = 64
 
 
-def worker(model: str, retention: float | None) -> None:
+def worker(model: str, retention: float | None, context: int) -> None:
     """Child: load one engine, then answer one JSON line of work with one JSON line of seconds."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints; the answers have a channel of their own
@@ -47,7 +47,7 @@ def worker(model: str, retention: float | None) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model, max_model_len=4096, dtype="bfloat16", enforce_eager=True, disable_log_stats=False, **options
+        model, max_model_len=context + 3 * NEW_TOKENS, dtype="bfloat16", enforce_eager=True, disable_log_stats=False, **options
     )
 
     def timed(prompts: list[list[int]], count: int) -> tuple[float, float, list[list[int]]]:
@@ -82,9 +82,9 @@ def main() -> None:
     arguments = parser.parse_args()
     model = arguments.model or bundled()
     if arguments.worker:
-        worker(model, ENGINES[arguments.worker])
+        worker(model, ENGINES[arguments.worker], arguments.context)
         return
-    children = {name: start(name, model) for name in ENGINES}
+    children = {name: start(name, model, arguments.context) for name in ENGINES}
     for child in children.values():
         ask(child)
     seconds: dict[tuple[str, int], list[dict[str, float]]] = {}
@@ -113,8 +113,8 @@ def bundled() -> str:
     return str(bundled_model.prepare(home / "models", print))
 
 
-def start(name: str, model: str) -> Any:
-    command = [sys.executable, __file__, "--model", model, "--worker", name]
+def start(name: str, model: str, context: int) -> Any:
+    command = [sys.executable, __file__, "--model", model, "--worker", name, "--context", str(context)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     return subprocess.Popen(
         command,
