@@ -1,0 +1,97 @@
+"""What requests may continue, and which prefixes are worth keeping for others. No pages here."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tangram.resident import Row
+
+MEMORY = 8192
+"""How many prefixes the bounded memories below hold; an entry is a hash and a number."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A row that a waiting request could continue.
+
+    Attributes:
+        length: tokens that it need not compute.
+        ticket: the first page of the source, by which vLLM hands the offer back to the manager.
+        row: the idle row, or None when the source is running.
+        source: the running request, or None.
+    """
+
+    length: int
+    ticket: Any
+    row: Row | None = None
+    source: str | None = None
+
+    @property
+    def forks(self) -> bool:
+        """Whether the source stays: its sealed pages are shared and its raw ones copied. An idle
+        conversation is taken over instead."""
+        return self.row is None or self.row.shared
+
+
+class Memory:
+    """A bounded mapping that forgets what was set longest ago."""
+
+    def __init__(self, capacity: int = MEMORY) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> Any:
+        """The value, or None."""
+        return self._entries.get(key)
+
+    def set(self, key: Hashable, value: Any) -> None:
+        """Remember; the oldest entry goes when there are too many."""
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+
+    def discard(self, key: Hashable) -> None:
+        """Forget, if known."""
+        self._entries.pop(key, None)
+
+
+class PrefixWatch:
+    """Notices prefixes that come a second time, by another request."""
+
+    def __init__(self) -> None:
+        self._seen = Memory()
+
+    def again(self, prefix: Hashable, request: str) -> bool:
+        """Whether another request had this prefix before; remembers it either way."""
+        first = self._seen.get(prefix)
+        self._seen.set(prefix, request if first is None else first)
+        return first is not None and first != request
+
+
+class Lost:
+    """Remembers evicted conversations, so that their return can be told from a new conversation."""
+
+    def __init__(self) -> None:
+        self._targets = Memory()
+
+    def evicted(self, row: Row) -> None:
+        """The row is gone; its longest target is what its conversation would have resumed from."""
+        length = max(row.targets)
+        self._targets.set(row.targets[length], length)
+
+    def returned(self, hashes: Sequence[Hashable], page_tokens: int, resumed: int) -> int:
+        """Tokens beyond ``resumed`` that a prompt with these prefix hashes had in the cache once and must
+        compute again; 0 for one that never was there. Forgets the conversation: it is back."""
+        for count in range(len(hashes), resumed // page_tokens, -1):
+            length = self._targets.get(hashes[count - 1])
+            if length is not None:
+                self._targets.discard(hashes[count - 1])
+                return int(length) - resumed
+        return 0
