@@ -164,9 +164,10 @@ def test_a_prefix_outlives_its_conversations_and_goes_when_room_is_needed(sim: S
 def test_a_fork_is_not_resumed_before_the_raw_tokens_that_it_copied(sim: Simulation) -> None:
     """It copied those from the boundary on; what lies before is in its source's ring only."""
     system = tokens(7, G.prefix_length(1))
-    for index in range(3):
-        sim.add(f"c{index}", system + tokens(100 + index, 9), 2)
+    for index, more in enumerate((60, 60, 9)):
+        sim.add(f"c{index}", system + tokens(100 + index, more), 2)
         sim.run()
+    assert sim.manager.counters["forks"] == 1
     sim.manager.evict([row for row in sim.manager.resident.rows() if row.name != "c2"])
     sim.add("edit", system[: G.boundary(1) + 1] + tokens(9, 60), 2)
     sim.run()
