@@ -82,7 +82,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self._offer: Offer | None = None
         self._step = 0
         self._fresh: set[str] = set()  # admitted in this step: their copies have not run
-        self._prefixes = PrefixWatch()
+        self._prefixes = PrefixWatch(self.geometry.page_tokens)
         self._lost = Lost()
         self._keeps_rows = True
         self._check = os.environ.get(CHECK_VARIABLE) == "1"
@@ -320,10 +320,12 @@ class RaggedManager(SingleTypeKVCacheManager):
             return
         self._next_prefix[name] = chunk + 1
         index = length // self.geometry.page_tokens - 1
-        if length > request.num_prompt_tokens or index >= len(request.block_hashes):
+        prompt = request.prompt_token_ids
+        if prompt is None or length > len(prompt) or index >= len(request.block_hashes):
             return
         prefix = request.block_hashes[index]
-        if self.resident.has_prefix(prefix) or not self._prefixes.again(prefix, name):
+        shared = self._prefixes.shared(prefix, request.block_hashes, prompt)
+        if not shared or self.resident.has_prefix(prefix):
             return
         raw_from = self._raw_from.get(name, 0)
         if (
@@ -347,6 +349,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         shared = row[self.geometry.ring_pages : self.geometry.resumed_pages(length)]
         self.block_pool.touch(shared)
         pages += [page.block_id for page in shared]
+        if shorter := self.resident.unused_prefix(name):  # the longer one serves whoever shares it
+            self.block_pool.free_blocks(self._blocks(self.resident.take(shorter)))
         self.resident.add_prefix(name, pages, length, prefix, self._step)
         self.counters["prefixes"] += 1
         self._enforce_share()

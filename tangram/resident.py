@@ -31,6 +31,7 @@ class Row:
         raw_from: the first position that the ring can hold; a fork copies no more than it needs.
         targets: resumable lengths (multiples of a page) to the block hash of that prefix.
         shared: a prefix for others to copy, not a conversation for one to take over.
+        used: whether anybody continued it.
         step: the scheduler's step in which it was made; its copies run with that step.
     """
 
@@ -42,6 +43,7 @@ class Row:
     targets: dict[int, Hashable]
     since: float = field(default_factory=time.monotonic)
     shared: bool = False
+    used: bool = False
     step: int = -1
 
     def held(self) -> list[int]:
@@ -166,6 +168,7 @@ class ResidentRows:
         """The row was used: it is evicted last."""
         self._rows.move_to_end(id(row))
         row.since = self._clock()
+        row.used = True
 
     def mark_forked(self, pages: Iterable[int]) -> None:
         """These pages have, or may get, owners beside the rows of this object."""
@@ -188,6 +191,10 @@ class ResidentRows:
             if rows:
                 return min(rows, key=lambda row: (row.shared, row.tokens)), count * size
         return None
+
+    def unused_prefix(self, name: str) -> Row | None:
+        """The prefix that a request left for others, if it did and nobody continued it yet."""
+        return next((r for r in self._rows.values() if r.shared and not r.used and r.name == name), None)
 
     def has_prefix(self, prefix: Hashable) -> bool:
         """Whether a shared row ends with this prefix."""

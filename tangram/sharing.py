@@ -63,16 +63,42 @@ class Memory:
 
 
 class PrefixWatch:
-    """Notices prefixes that come a second time, by another request."""
+    """Notices prefixes that a second conversation has.
 
-    def __init__(self) -> None:
-        self._seen = Memory()
+    A conversation that comes back has its own prefix too, when it was evicted and is computed again. So what
+    counts is that the earlier prompt, as a whole, is not a prefix of the later one.
+    """
 
-    def again(self, prefix: Hashable, request: str) -> bool:
-        """Whether another request had this prefix before; remembers it either way."""
-        first = self._seen.get(prefix)
-        self._seen.set(prefix, request if first is None else first)
-        return first is not None and first != request
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._seen = Memory()  # prefix -> the last prompt that had it
+
+    def shared(self, prefix: Hashable, hashes: Sequence[Hashable], prompt: Sequence[int]) -> bool:
+        """Whether another conversation's prompt had this prefix before; remembers this one.
+
+        Args:
+            prefix: hash of the prefix, one of ``hashes``.
+            hashes: of the request's whole pages.
+            prompt: its prompt's tokens.
+        """
+        pages = len(prompt) // self._page_tokens
+        earlier = self._seen.get(prefix)
+        self._seen.set(prefix, (pages, hashes[pages - 1], tuple(prompt[pages * self._page_tokens :])))
+        return earlier is not None and not self._continues(earlier, hashes, prompt)
+
+    def _continues(
+        self,
+        earlier: tuple[int, Hashable, tuple[int, ...]],
+        hashes: Sequence[Hashable],
+        prompt: Sequence[int],
+    ) -> bool:
+        pages, last, tail = earlier
+        start = pages * self._page_tokens
+        return (
+            pages <= len(hashes)
+            and hashes[pages - 1] == last
+            and tuple(prompt[start : start + len(tail)]) == tail
+        )
 
 
 class Lost:

@@ -54,6 +54,10 @@ class FakeRequest:
     sealed: dict[int, list[int]] = field(default_factory=dict)
 
     @property
+    def prompt_token_ids(self) -> list[Any]:
+        return self.tokens
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.tokens)
 

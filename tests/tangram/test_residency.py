@@ -142,8 +142,8 @@ def test_conversations_with_one_system_prompt_share_its_sealed_pages(sim: Simula
     # The second one shows that the prompt is shared; from the third on it is.
     assert [sim.cached[f"c{index}"] for index in range(6)] == [0, 0, *[length] * 4]
     assert sim.manager.counters["prefixes"] == 2, "one at each boundary within the prompt"
-    states = [s for s in sim.manager.snapshot().sequences if s.state == "prefix"]
-    assert sorted(s.tokens for s in states) == [G.prefix_length(0), length]
+    (kept,) = (s for s in sim.manager.snapshot().sequences if s.state == "prefix")
+    assert kept.tokens == length, "the longer one took the place of the shorter"
     rows = {row.name: row for row in sim.manager.resident.rows() if not row.shared}
     sealed = [rows[f"c{index}"].pages[G.ring_pages :][: 2 * G.pages_per_chunk] for index in range(2, 6)]
     assert all(pages == sealed[0] for pages in sealed)
@@ -184,10 +184,28 @@ def test_answers_alike_are_no_shared_prompt(sim: Simulation) -> None:
     assert sim.manager.counters["prefixes"] == 0
 
 
-def test_a_preempted_or_repeated_request_is_not_its_own_sharer(sim: Simulation) -> None:
-    sim.add("a", tokens(1, 200), 5)
-    sim.run()
+def test_a_conversation_that_is_computed_again_shares_nothing_with_itself(sim: Simulation) -> None:
+    """Repeated as it was, and continued, after its row was evicted."""
+    prompt = tokens(1, 250)
+    for turn in range(3):
+        sim.add(f"t{turn}", prompt, 5)
+        sim.run()
+        sim.add(f"again{turn}", prompt, 5)
+        sim.run()
+        sim.manager.evict()
+        prompt = prompt + sim.outputs[f"t{turn}"] + tokens(turn, 30)
     assert sim.manager.counters["prefixes"] == 0
+
+
+@pytest.mark.parametrize("more", range(1, 20, 3))
+def test_the_shortest_message_after_a_system_prompt_tells_conversations_apart(
+    sim: Simulation, more: int
+) -> None:
+    system = tokens(7, G.prefix_length(0))
+    for index in range(3):
+        sim.add(f"c{index}", system + tokens(100 + index, more), 60)
+        sim.run()
+    assert sim.cached["c2"] == G.prefix_length(0)
 
 
 # ---- isolation --------------------------------------------------------------------------------------------
