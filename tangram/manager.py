@@ -24,7 +24,7 @@ from vllm.v1.request import Request
 from tangram import integrity
 from tangram.errors import CacheIntegrityError
 from tangram.resident import ResidentRows, Row
-from tangram.sharing import Lost, Offer, PrefixWatch
+from tangram.sharing import Lost, Offer, PrefixWatch, Prompt
 from tangram.spec import RaggedSpec
 from tangram.telemetry import CacheSnapshot
 from tangram.telemetry import Sequence as SequenceState
@@ -82,7 +82,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self._offer: Offer | None = None
         self._step = 0
         self._fresh: set[str] = set()  # admitted in this step: their copies have not run
-        self._prefixes = PrefixWatch(self.geometry.page_tokens)
+        self._prefixes = PrefixWatch()
         self._lost = Lost()
         self._keeps_rows = True
         self._check = os.environ.get(CHECK_VARIABLE) == "1"
@@ -324,7 +324,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         if prompt is None or length > len(prompt) or index >= len(request.block_hashes):
             return
         prefix = request.block_hashes[index]
-        shared = self._prefixes.shared(prefix, request.block_hashes, prompt)
+        known = Prompt.of(request.block_hashes, prompt, self.geometry.page_tokens)
+        shared = self._prefixes.shared(prefix, known)
         if not shared or self.resident.has_prefix(prefix):
             return
         raw_from = self._raw_from.get(name, 0)

@@ -10,7 +10,10 @@ from typing import Any
 from tangram.resident import Row
 
 MEMORY = 8192
-"""How many prefixes the bounded memories below hold; an entry is a hash and a number."""
+"""How many lost conversations are remembered; an entry is a hash and a number."""
+
+PROMPTS = 2048
+"""How many prefixes are watched; an entry is as large as the prompt's hashes, which its prefixes share."""
 
 
 @dataclass(frozen=True)
@@ -62,43 +65,46 @@ class Memory:
         self._entries.pop(key, None)
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as far as it must be remembered: hashes of its whole pages, and the tokens behind them."""
+
+    hashes: tuple[Hashable, ...]
+    tail: tuple[int, ...]
+
+    @classmethod
+    def of(cls, hashes: Sequence[Hashable], tokens: Sequence[int], page_tokens: int) -> Prompt:
+        """Of a request's page hashes, which may reach beyond its prompt, and its prompt's tokens."""
+        pages = len(tokens) // page_tokens
+        return cls(tuple(hashes[:pages]), tuple(tokens[pages * page_tokens :]))
+
+    def same_conversation(self, later: Prompt) -> bool:
+        """Whether one of the two is where the other one began, as far as can be told: a next turn, a
+        repetition, an edit that only cuts."""
+        pages = min(len(self.hashes), len(later.hashes))
+        if self.hashes[:pages][-1:] != later.hashes[:pages][-1:]:
+            return False
+        if len(self.hashes) == len(later.hashes):
+            shorter = min(len(self.tail), len(later.tail))
+            return self.tail[:shorter] == later.tail[:shorter]
+        return True
+
+
 class PrefixWatch:
     """Notices prefixes that a second conversation has.
 
-    A conversation that comes back has its own prefix too, when it was evicted and is computed again. So what
-    counts is that the earlier prompt, as a whole, is not a prefix of the later one.
+    A conversation that comes back has its own prefix too, when it was evicted and is computed again. What
+    counts is that two prompts with the prefix part from each other somewhere.
     """
 
-    def __init__(self, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
-        self._seen = Memory()  # prefix -> the last prompt that had it
+    def __init__(self) -> None:
+        self._seen = Memory(PROMPTS)  # prefix -> the last prompt that had it
 
-    def shared(self, prefix: Hashable, hashes: Sequence[Hashable], prompt: Sequence[int]) -> bool:
-        """Whether another conversation's prompt had this prefix before; remembers this one.
-
-        Args:
-            prefix: hash of the prefix, one of ``hashes``.
-            hashes: of the request's whole pages.
-            prompt: its prompt's tokens.
-        """
-        pages = len(prompt) // self._page_tokens
+    def shared(self, prefix: Hashable, prompt: Prompt) -> bool:
+        """Whether another conversation's prompt had this prefix before; remembers this one."""
         earlier = self._seen.get(prefix)
-        self._seen.set(prefix, (pages, hashes[pages - 1], tuple(prompt[pages * self._page_tokens :])))
-        return earlier is not None and not self._continues(earlier, hashes, prompt)
-
-    def _continues(
-        self,
-        earlier: tuple[int, Hashable, tuple[int, ...]],
-        hashes: Sequence[Hashable],
-        prompt: Sequence[int],
-    ) -> bool:
-        pages, last, tail = earlier
-        start = pages * self._page_tokens
-        return (
-            pages <= len(hashes)
-            and hashes[pages - 1] == last
-            and tuple(prompt[start : start + len(tail)]) == tail
-        )
+        self._seen.set(prefix, prompt)
+        return earlier is not None and not earlier.same_conversation(prompt)
 
 
 class Lost:
