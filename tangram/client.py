@@ -128,13 +128,45 @@ class EngineClient:
         data = (await self._get("/v1/models")).get("data")
         return list(data) if isinstance(data, list) else []
 
-    async def memory(self) -> dict[str, Any]:
-        """GET /tangram/memory: geometry, pool, heads, sequences, counters."""
-        return await self._get("/tangram/memory")
+    async def status(self) -> dict[str, Any]:
+        """GET /tangram/status: versions, model, configuration, uptime, pool, counters."""
+        return await self._get("/tangram/status")
 
-    async def preview(self, **changes: float | int) -> dict[str, Any]:
-        """What other settings would mean (retention, group_size, alpha). Nothing is changed."""
+    async def profile(self) -> dict[str, Any]:
+        """GET /tangram/profile: each head's statistics and budget, and what they cost."""
+        return await self._get("/tangram/profile")
+
+    async def memory(self, sequence: str | None = None) -> dict[str, Any]:
+        """GET /tangram/memory: geometry, pool, heads, sequences, counters.
+
+        Args:
+            sequence: the id of one conversation, as ``sequences`` lists them; EngineRejected with status 404
+                where it is not in the pool. None: all of them.
+        """
+        options = {} if sequence is None else {"params": {"sequence": sequence}}
+        return self._json(await self._send("GET", "/tangram/memory", **options))
+
+    async def preview(self, **changes: Any) -> dict[str, Any]:
+        """What other settings would mean (retention, group_size, alpha, scope) for conversations of some
+        ``lengths``. Nothing is changed."""
         return self._json(await self._send("POST", "/tangram/preview", json=changes))
+
+    async def evict(
+        self, *, sequence: str | None = None, idle_seconds: float | None = None, everything: bool = False
+    ) -> dict[str, Any]:
+        """POST /tangram/evict: drop idle conversations, by exactly one of the arguments.
+
+        Args:
+            sequence: this one.
+            idle_seconds: those that have been idle for so long.
+            everything: all.
+
+        Returns:
+            How many ``conversations`` and ``pages`` were freed.
+        """
+        wanted = {"sequence": sequence, "idle_seconds": idle_seconds, "all": everything or None}
+        body = {name: value for name, value in wanted.items() if value is not None}
+        return self._json(await self._send("POST", "/tangram/evict", json=body))
 
     async def metrics_text(self) -> str:
         """GET /metrics in Prometheus' text format."""

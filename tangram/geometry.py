@@ -220,6 +220,11 @@ class Geometry:
         oldest = (ceil_div(n, self.page_tokens) - self.ring_slots) * self.page_tokens
         return self.sealed(max(0, target - 1)) * self.chunk >= oldest
 
+    def row_width(self, n: int) -> int:
+        """Page ids of the row that vLLM keeps for a request of up to ``n`` tokens: room for all its pages,
+        and for what vLLM's own slot mapping indexes, a page a block of tokens."""
+        return max(self.pages(n), ceil_div(n, self.page_tokens))
+
     # ---- memory --------------------------------------------------------------------------------
 
     def bytes(self, n: int) -> int:

@@ -21,7 +21,7 @@ from vllm.v1.request import Request
 from tangram.errors import CacheIntegrityError
 from tangram.resident import ResidentRows, Row
 from tangram.spec import RaggedSpec
-from tangram.telemetry import CacheSnapshot
+from tangram.telemetry import CacheSnapshot, pages_by_kind
 from tangram.telemetry import Sequence as SequenceState
 
 logger = init_logger(__name__)
@@ -166,10 +166,13 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     def evict_all(self) -> int:
         """Drop every idle conversation. Returns how many there were."""
-        rows = self.resident.rows()
+        return self.evict(self.resident.rows())[0]
+
+    def evict(self, rows: list[Row[KVCacheBlock]]) -> tuple[int, int]:
+        """Drop these idle conversations. Returns how many conversations and pages were freed."""
         for row in rows:
             self._evict(row)
-        return len(rows)
+        return len(rows), sum(len(row.pages) for row in rows)
 
     # ---- looking in -----------------------------------------------------------------------------------
 
@@ -192,11 +195,13 @@ class RaggedManager(SingleTypeKVCacheManager):
             sequences.append(
                 SequenceState(row.name, "resident", row.tokens, sealed, len(row.pages), now - row.since)
             )
+        free = self.block_pool.get_num_free_blocks()
         return CacheSnapshot(
             total_pages=self.block_pool.num_gpu_blocks - 1,
-            free_pages=self.block_pool.get_num_free_blocks(),
+            free_pages=free,
             sequences=sequences,
             counters=dict(self.counters),
+            pages=pages_by_kind(sequences, self.geometry, free),
         )
 
     def check_integrity(self) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
+from dataclasses import replace
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request
 
 from tangram.control import ControlServer, socket_path
@@ -37,10 +43,12 @@ class TangramScheduler(AsyncScheduler):
         self.manager: RaggedManager = managers[0]
         self.manager.headroom = self.kv_cache_manager.watermark_blocks
         self.preemptions = 0
+        self._lock = threading.RLock()  # between a step and an eviction that an operator asks for
         # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
         self.need_mamba_block_aligned_split = True
         self._control = ControlServer(
-            socket_path(self.vllm_config.instance_id), {"memory": self._memory, "ping": lambda _: {}}
+            socket_path(self.vllm_config.instance_id),
+            {"memory": self._memory, "ping": lambda _: {}, "evict": self._evict},
         )
 
     def _mamba_block_aligned_split(
@@ -61,8 +69,8 @@ class TangramScheduler(AsyncScheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Also drops the idle conversations, whose pages would keep vLLM from resetting; those too that vLLM
         makes idle by preempting what runs."""
-        self.manager.evict_all()
-        with self.manager.keeping_nothing():
+        with self._lock, self.manager.keeping_nothing():
+            self.manager.evict_all()
             return super().reset_prefix_cache(*args, **kwargs)
 
     def shutdown(self) -> None:
@@ -73,4 +81,29 @@ class TangramScheduler(AsyncScheduler):
     def _memory(self, _: dict[str, Any]) -> dict[str, Any]:
         snapshot = self.manager.snapshot()
         snapshot.counters["preemptions"] = self.preemptions
-        return snapshot.to_dict()
+        return replace(snapshot, running=len(self.running), waiting=len(self.waiting)).to_dict()
+
+    def _evict(self, asked: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            now = time.monotonic()
+            rows = [
+                row
+                for row in self.manager.resident.rows()
+                if asked.get("all")
+                or row.name == asked.get("sequence")
+                or now - row.since >= asked.get("idle_seconds", math.inf)
+            ]
+            conversations, pages = self.manager.evict(rows)
+        return {"conversations": conversations, "pages": pages}
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        with self._lock:
+            return super().schedule(*args, **kwargs)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
+        with self._lock:
+            return super().update_from_output(*args, **kwargs)
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> list[tuple[str, int]]:
+        with self._lock:
+            return super().finish_requests(*args, **kwargs)

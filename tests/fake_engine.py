@@ -326,11 +326,13 @@ class FakeEngine:
             return EventStream(self.generate(body))
 
         @app.get("/tangram/memory")
-        async def memory() -> dict[str, Any]:
-            return self.memory()
+        async def memory(request: Request) -> Response:
+            return refused(request) or JSONResponse(self.memory())
 
         @app.post("/tangram/preview")
         async def preview(request: Request) -> Response:
+            if answer := refused(request):
+                return answer
             try:
                 return JSONResponse(self.preview(await request.json()))
             except (ValueError, TypeError) as error:
