@@ -155,3 +155,8 @@ class TangramEndpoints:
         is looked up each time, as with several API servers it is made anew for every scrape."""
         text = generate_latest(get_prometheus_registry()) + self._metrics.scrape()
         return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def create_plugin() -> TangramEndpoints:
+    """The factory that the entry point names."""
+    return TangramEndpoints()

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +36,10 @@ from tangram.profile import ModelShape, Profile, build_geometry, in_force
 from tangram.runtime import Runtime
 from tangram.seal_meter import BOUNDS, SealMeter
 from tangram.telemetry import CacheSnapshot, Sequence
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, about itself
+    from vllm.plugins.endpoint_plugins.interface import EndpointPlugin
 
 SHAPE = ModelShape("m", 4, 3, 64, 2, "bfloat16", 8192)
 PROFILE = Profile(
@@ -112,6 +119,14 @@ async def raw(own: Runtime, method: str, path: str, **options: Any) -> httpx.Res
 
 
 pytestmark = pytest.mark.usefixtures("engine")
+
+
+def test_the_entry_point_gives_vllm_a_plugin() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    entry = EntryPoint("tangram", project["entry-points"]["vllm.endpoint_plugins"]["tangram"], "")
+    plugin = entry.load()()
+    assert isinstance(plugin, EndpointPlugin)
+    assert plugin.required_tasks == ("generate",)
 
 
 async def test_status_tells_what_runs() -> None:
