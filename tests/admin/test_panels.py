@@ -64,6 +64,14 @@ def test_pool_table_adds_up() -> None:
     assert sum(int(number.replace(",", "")) for number in numbers) == snapshot.pool.total
 
 
+def test_a_shared_prefix_is_no_conversation() -> None:
+    snapshot = MemorySnapshot.parse(report(4, 2, sequences=4))
+    assert "<b>4</b><small>1 running" in panels.cards(snapshot, None, None)
+    prefix = replace(snapshot.sequences[1], state="prefix")
+    with_prefix = replace(snapshot, sequences=(*snapshot.sequences, prefix))
+    assert "<b>4</b><small>1 running" in panels.cards(with_prefix, None, None)
+
+
 def test_counters_and_configuration() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2, scale=2))
     counters = panels.counters_panel(snapshot.counters)
