@@ -43,7 +43,8 @@ class TangramScheduler(AsyncScheduler):
         self.manager: RaggedManager = managers[0]
         self.manager.headroom = self.kv_cache_manager.watermark_blocks
         self.preemptions = 0
-        self._lock = threading.RLock()  # between a step and an eviction that an operator asks for
+        # Held while a step is planned or settled, and while the socket's calls look or evict.
+        self._lock = threading.RLock()
         # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
         self.need_mamba_block_aligned_split = True
         self._control = ControlServer(
@@ -79,9 +80,11 @@ class TangramScheduler(AsyncScheduler):
         super().shutdown()
 
     def _memory(self, _: dict[str, Any]) -> dict[str, Any]:
-        snapshot = self.manager.snapshot()
-        snapshot.counters["preemptions"] = self.preemptions
-        return replace(snapshot, running=len(self.running), waiting=len(self.waiting)).to_dict()
+        with self._lock:
+            snapshot = self.manager.snapshot()
+            snapshot.counters["preemptions"] = self.preemptions
+            snapshot = replace(snapshot, running=len(self.running), waiting=len(self.waiting))
+        return snapshot.to_dict()
 
     def _evict(self, asked: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
@@ -104,6 +107,6 @@ class TangramScheduler(AsyncScheduler):
         with self._lock:
             return super().update_from_output(*args, **kwargs)
 
-    def finish_requests(self, *args: Any, **kwargs: Any) -> list[tuple[str, int]]:
+    def finish_requests(self, *args: Any, **kwargs: Any) -> list[Request]:
         with self._lock:
             return super().finish_requests(*args, **kwargs)
