@@ -152,7 +152,7 @@ class TangramEndpoints:
 
     def metrics(self) -> Response:
         """vLLM's metrics and the cache's. Not async: FastAPI runs it in a thread of its own. vLLM's registry
-        is looked up each time, as with several API servers it is made anew for every scrape."""
+        is looked up each time: where it gathers the figures of several processes, it is made anew."""
         text = generate_latest(get_prometheus_registry()) + self._metrics.scrape()
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
