@@ -117,7 +117,7 @@ async def test_preview_shows_before_and_after() -> None:
     assert "45 MiB → 22.5 MiB" in text
     assert "1.41 GiB" in text
     assert "256 KiB → 800 KiB" in text
-    assert "<td>Padding of pages</td><td class=num>7%</td>" in text
+    assert "<td>Padding of pages</td><td class=num>7.0%</td>" in text
     assert "One group holds every head" in text
     assert [length for length in ("4k", "16k", "64k") if f"{length} tokens" in text] == ["4k", "16k", "64k"]
     assert "This is what runs now" not in text
