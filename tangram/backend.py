@@ -20,9 +20,9 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kernels import prepare, ragged_append, ragged_attention
+from kernels import implementation, prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
-from tangram import runtime
+from tangram import runtime, seal_meter
 from tangram.errors import UnsupportedError
 from tangram.scorers import get_scorer
 from tangram.sealing import seal_chunk
@@ -103,6 +103,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         prepare(device)  # before the engine says that it is ready, not in somebody's first request
+        self.meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)
@@ -153,7 +154,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         for index, tokens in enumerate(computed.tolist()):
             chunk = self.geometry.sealing(tokens)
             if chunk is not None:
-                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer)
+                with self.meter.timing():
+                    seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer)
 
 
 class RaggedImpl(AttentionImpl[Any]):
