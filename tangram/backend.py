@@ -24,8 +24,10 @@ from kernels import prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
 from tangram import runtime
 from tangram.errors import UnsupportedError
-from tangram.scorers import get_scorer
-from tangram.sealing import seal_chunk
+from tangram.observation import NULL_PAGE, Capture, QueryRecorder
+from tangram.rotary import find_rotary
+from tangram.scorers import Need, get_scorer
+from tangram.sealing import Observed, seal_chunk
 from tangram.spec import RaggedSpec, pool_view
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class RaggedMetadata:
         query_start_loc: int32 [requests + 1].
         seq_lens: int32 [requests], lengths after the step.
         tables: layer name to (head_tier, head_member), int32 [kv_heads] each.
+        capture: queries to copy aside for a later seal, if any.
     """
 
     num_actual_tokens: int
@@ -91,6 +94,7 @@ class RaggedMetadata:
     seq_lens: torch.Tensor
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
     layout: RaggedLayout
+    capture: Capture | None = None
 
 
 class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -118,6 +122,30 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             for name in layer_names
             for layer in (extract_layer_index(name),)
         }
+        self.recorder: QueryRecorder | None = None
+        if Need.QUERIES in self.scorer.needs and min(self.geometry.keep) < self.geometry.chunk:
+            self._observe({name: extract_layer_index(name) for name in layer_names}, device)
+
+    def _observe(self, layers: dict[str, int], device: torch.device) -> None:
+        """Prepare to keep the queries that the scorer ranks by."""
+        own, model = runtime.active(), self.vllm_config.model_config
+        context = self.vllm_config.compilation_config.static_forward_context
+        scales = {index: context[name].impl.scale for name, index in layers.items()}
+        self.scale = torch.tensor([scales[layer] for layer in range(self.geometry.layers)], device=device)
+        self.rotary = None
+        if Need.ROTARY in self.scorer.needs:
+            sizes = (self.geometry.layers, self.geometry.head_size, model.max_model_len)
+            self.rotary = find_rotary(model.hf_text_config, *sizes, device)
+        scheduler = self.vllm_config.scheduler_config
+        self.recorder = QueryRecorder(
+            self.geometry,
+            layers,
+            heads=context[self.layer_names[0]].impl.num_heads,
+            width=own.config.query_window,
+            step_tokens=scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
+            dtype=self.dtype,
+            device=device,
+        )
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -134,7 +162,10 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> RaggedMetadata:
         common = common_attn_metadata
         pool, rows = self.pool(), common.block_table_tensor
-        self._seal(pool, rows, common)
+        starts, ends = self._lengths(common)
+        # The CPU reads its tables at no cost; elsewhere only a scorer that needs queries has them copied.
+        pages = rows[: common.num_reqs, 0].tolist() if self.recorder else []
+        self._seal(pool, rows, starts, pages)
         return RaggedMetadata(
             num_actual_tokens=common.num_actual_tokens,
             pool=pool,
@@ -143,17 +174,27 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             seq_lens=common.seq_lens,
             tables=self.tables,
             layout=self.layout,
+            capture=self.recorder.plan(pages, starts, ends) if self.recorder else None,
         )
 
-    def _seal(self, pool: torch.Tensor, rows: torch.Tensor, common: CommonAttentionMetadata) -> None:
+    def _lengths(self, common: CommonAttentionMetadata) -> tuple[list[int], list[int]]:
+        """Tokens of each request in the cache before and after the step."""
         lengths = common.seq_lens_cpu_upper_bound
-        lengths = common.seq_lens if lengths is None else lengths
-        starts = common.query_start_loc_cpu
-        computed = lengths[: common.num_reqs] - (starts[1 : common.num_reqs + 1] - starts[: common.num_reqs])
-        for index, tokens in enumerate(computed.tolist()):
+        lengths = (common.seq_lens if lengths is None else lengths)[: common.num_reqs]
+        bounds = common.query_start_loc_cpu[: common.num_reqs + 1]
+        return (lengths - bounds.diff()).tolist(), lengths.tolist()
+
+    def _seal(self, pool: torch.Tensor, rows: torch.Tensor, computed: list[int], pages: list[int]) -> None:
+        for index, tokens in enumerate(computed):
             chunk = self.geometry.sealing(tokens)
-            if chunk is not None:
-                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer)
+            if chunk is None:
+                continue
+            observed = None
+            if self.recorder is not None:
+                if pages[index] == NULL_PAGE:
+                    continue  # a row of padding
+                observed = Observed(self.recorder.take(pages[index], tokens), self.scale, self.rotary)
+            seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
 
 
 class RaggedImpl(AttentionImpl[Any]):
@@ -213,6 +254,8 @@ class RaggedImpl(AttentionImpl[Any]):
         if attn_metadata is None:
             return output
         step = attn_metadata
+        if step.capture is not None:
+            step.capture.keep(layer.layer_name, query)
         tier, member = step.tables[layer.layer_name]
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         ragged_append(key, value, *batch)

@@ -15,7 +15,9 @@ from typing import Any
 from tangram.errors import ConfigError
 
 SCOPES = ("model", "layer", "uniform")
-SCORERS = ("keydiff",)
+SCORERS = ("keydiff", "knorm", "expected_attention", "snapkv", "tova", "streamingllm", "random")
+QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
+"""Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
@@ -48,6 +50,7 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "group_size": (_group_size, "a whole number of heads, or 'auto'"),
     "scope": (str, f"one of {', '.join(SCOPES)}"),
     "scorer": (str, f"one of {', '.join(SCORERS)}"),
+    "query_window": (_whole, "a whole number of tokens"),
     "alpha": (float, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),
     "profile": (_path, "a file name"),
@@ -61,7 +64,8 @@ HELP = {
     "page_tokens": "tokens of a page",
     "group_size": "heads that share a page table, or 'auto' for a sixth of the model's heads",
     "scope": "which heads may share: model (across layers), layer, uniform (one budget for all)",
-    "scorer": "how tokens are ranked when a chunk is sealed",
+    "scorer": f"how tokens are ranked when a chunk is sealed: {', '.join(SCORERS)}",
+    "query_window": "latest tokens whose queries rank a chunk (scorers expected_attention, snapkv, tova)",
     "alpha": "safety margin: a head's budget is its mean need plus alpha standard deviations",
     "rewind": "how many tokens before its end a conversation can be resumed without re-reading",
     "profile": "file of calibrated head budgets; without one all heads get the same",
@@ -84,6 +88,7 @@ class TangramConfig:
     group_size: int | None = None
     scope: str = "model"
     scorer: str = "keydiff"
+    query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64
     profile: str | None = None
@@ -117,6 +122,27 @@ class TangramConfig:
             raise ConfigError("scorer", f"must be one of {', '.join(SCORERS)}, not {self.scorer!r}")
         if not 0.0 <= self.alpha <= 10.0:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
+        self._check_query_window()
+
+    def _check_query_window(self) -> None:
+        width = self.query_window
+        if width < 1:
+            raise ConfigError("query_window", f"must be at least 1, not {width}")
+        if self.scorer not in QUERY_SCORERS:
+            return
+        if width % self.page_tokens:
+            raise ConfigError(
+                "query_window", f"must be a multiple of page_tokens ({self.page_tokens}), not {width}"
+            )
+        # The queries must come after the chunk that they rank, and a conversation that is resumed in their
+        # middle goes back to their first one.
+        for name, limit in (("window", self.window), ("rewind", self.rewind)):
+            if width > limit:
+                raise ConfigError(
+                    "query_window",
+                    f"must be at most {name} ({limit}), not {width}: the scorer {self.scorer} looks at that "
+                    f"many queries; lower query_window or raise {name}",
+                )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TangramConfig:
