@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import avg_pool1d
 
-from tangram.scorers.attention import observed_attention
-from tangram.scorers.base import Chunk, Need, Scorer
+from tangram.scorers.attention import mean_attention
+from tangram.scorers.base import Chunk, Need, Scorer, present
 
 KERNEL = 5
 
@@ -20,9 +20,9 @@ def snapkv(chunk: Chunk) -> torch.Tensor:
 
     The pooling runs on into the raw window, up to the observing tokens; beyond either end it counts zeros.
     """
-    attention = observed_attention(chunk)
-    weights = attention.mean(dim=(1, 2))
-    seen = weights[:, : weights.shape[1] - attention.shape[2]]
+    weights = mean_attention(chunk)
+    observing = present(chunk.queries, Need.QUERIES).shape[2]
+    seen = weights[:, : weights.shape[1] - observing]
     pooled = avg_pool1d(seen, KERNEL, stride=1, padding=KERNEL // 2)
     return pooled[:, : chunk.keys.shape[1]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tangram.scorers.attention import observed_attention
+from tangram.scorers.attention import mean_attention
 from tangram.scorers.base import Chunk, Need, Scorer
 
 
@@ -13,8 +13,7 @@ def tova(chunk: Chunk) -> torch.Tensor:
 
     The mean over the layer's KV heads, which completes the published score, is taken by the sealing.
     """
-    weights = observed_attention(chunk, last=1)[:, :, 0].mean(dim=1)
-    return weights[:, : chunk.keys.shape[1]]
+    return mean_attention(chunk, last=1)[:, : chunk.keys.shape[1]]
 
 
 SCORER = Scorer("tova", frozenset({Need.RECENT, Need.QUERIES, Need.POSITIONS}), tova, whole_layer=True)

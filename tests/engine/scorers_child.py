@@ -53,7 +53,7 @@ def save_model(folder: Path) -> None:
 
 
 def reference_queries(folder: Path, ids: list[int]) -> Any:
-    """[layers, query_window, query heads, head_size]: the last queries of a text, computed by transformers."""
+    """[layers, query_window, query heads, head_size]: a text's last queries, computed by transformers."""
     import torch
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
