@@ -1,10 +1,10 @@
 """What each scorer costs: the time to seal one chunk, and the memory of the queries that it looks at.
 
-    python -m benchmarks.scorers [--layers 24 --kv-heads 2 --group 7 --head-size 64] [--threads 2]
+    python -m benchmarks.scorers [--layers 24 --kv-heads 2 --group 7 --head-size 64] [--threads 1]
 
 Sizes default to those of Qwen2.5-0.5B, chunk and windows to the engine's. States are random; a seal's time
-does not depend on them. The best of the rounds is shown: whatever else runs only adds. A conversation is sealed
-once every `chunk` tokens: divide by it for the cost a token.
+does not depend on them. The best of the rounds is shown: whatever else runs only adds. A conversation is
+sealed once every `chunk` tokens: divide by it for the cost a token.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in (("layers", 24), ("kv-heads", 2), ("group", 7), ("head-size", 64), ("threads", 2)):
+    for name, default in (("layers", 24), ("kv-heads", 2), ("group", 7), ("head-size", 64), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=15)
     sizes = parser.parse_args()
     torch.set_num_threads(sizes.threads)
 
