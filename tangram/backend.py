@@ -24,10 +24,8 @@ from kernels import prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
 from tangram import runtime
 from tangram.errors import UnsupportedError
-from tangram.observation import NULL_PAGE, Capture, QueryRecorder
-from tangram.rotary import find_rotary
-from tangram.scorers import Need, get_scorer
-from tangram.sealing import Observed, seal_chunk
+from tangram.observation import Capture
+from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
 
 if TYPE_CHECKING:
@@ -107,11 +105,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         prepare(device)  # before the engine says that it is ready, not in somebody's first request
-        own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)
-        self.sink = own.config.sink
-        self.scorer = get_scorer(own.config.scorer)
         self.dtype = kv_cache_spec.dtype
         self._pool: torch.Tensor | None = None
         self.tables = {
@@ -122,30 +117,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             for name in layer_names
             for layer in (extract_layer_index(name),)
         }
-        self.recorder: QueryRecorder | None = None
-        if Need.QUERIES in self.scorer.needs and min(self.geometry.keep) < self.geometry.chunk:
-            self._observe({name: extract_layer_index(name) for name in layer_names}, device)
-
-    def _observe(self, layers: dict[str, int], device: torch.device) -> None:
-        """Prepare to keep the queries that the scorer ranks by."""
-        own, model = runtime.active(), self.vllm_config.model_config
-        context = self.vllm_config.compilation_config.static_forward_context
-        scales = {index: context[name].impl.scale for name, index in layers.items()}
-        self.scale = torch.tensor([scales[layer] for layer in range(self.geometry.layers)], device=device)
-        self.rotary = None
-        if Need.ROTARY in self.scorer.needs:
-            sizes = (self.geometry.layers, self.geometry.head_size, model.max_model_len)
-            self.rotary = find_rotary(model.hf_text_config, *sizes, device)
-        scheduler = self.vllm_config.scheduler_config
-        self.recorder = QueryRecorder(
-            self.geometry,
-            layers,
-            heads=context[self.layer_names[0]].impl.num_heads,
-            width=own.config.query_window,
-            step_tokens=scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
-            dtype=self.dtype,
-            device=device,
-        )
+        layers = {name: extract_layer_index(name) for name in layer_names}
+        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device)
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -162,10 +135,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> RaggedMetadata:
         common = common_attn_metadata
         pool, rows = self.pool(), common.block_table_tensor
-        starts, ends = self._lengths(common)
-        # The CPU reads its tables at no cost; elsewhere only a scorer that needs queries has them copied.
-        pages = rows[: common.num_reqs, 0].tolist() if self.recorder else []
-        self._seal(pool, rows, starts, pages)
+        capture = self.sealer.between_steps(pool, rows, common)
         return RaggedMetadata(
             num_actual_tokens=common.num_actual_tokens,
             pool=pool,
@@ -174,27 +144,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             seq_lens=common.seq_lens,
             tables=self.tables,
             layout=self.layout,
-            capture=self.recorder.plan(pages, starts, ends) if self.recorder else None,
+            capture=capture,
         )
-
-    def _lengths(self, common: CommonAttentionMetadata) -> tuple[list[int], list[int]]:
-        """Tokens of each request in the cache before and after the step."""
-        lengths = common.seq_lens_cpu_upper_bound
-        lengths = (common.seq_lens if lengths is None else lengths)[: common.num_reqs]
-        bounds = common.query_start_loc_cpu[: common.num_reqs + 1]
-        return (lengths - bounds.diff()).tolist(), lengths.tolist()
-
-    def _seal(self, pool: torch.Tensor, rows: torch.Tensor, computed: list[int], pages: list[int]) -> None:
-        for index, tokens in enumerate(computed):
-            chunk = self.geometry.sealing(tokens)
-            if chunk is None:
-                continue
-            observed = None
-            if self.recorder is not None:
-                if pages[index] == NULL_PAGE:
-                    continue  # a row of padding
-                observed = Observed(self.recorder.take(pages[index], tokens), self.scale, self.rotary)
-            seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
 
 
 class RaggedImpl(AttentionImpl[Any]):

@@ -79,7 +79,7 @@ def main(folder: Path) -> dict[str, Any]:
 
     from vllm import LLM, SamplingParams
 
-    from tangram import backend, sealing
+    from tangram import sealer, sealing
     from tangram.config import SCORERS, TangramConfig
     from tangram.scorers import get_scorer
 
@@ -98,11 +98,12 @@ def main(folder: Path) -> dict[str, Any]:
     )
     core: Any = llm.llm_engine.engine_core.engine_core
     scheduler = core.scheduler
-    builder = core.model_executor.driver_worker.worker.model_runner.attn_groups[0][0].get_metadata_builder()
+    runner = core.model_executor.driver_worker.worker.model_runner
+    own = runner.attn_groups[0][0].get_metadata_builder().sealer
 
     kept: list[Any] = []
     seen: list[Any] = []
-    select, seal_chunk = sealing.select, backend.seal_chunk
+    select, seal_chunk = sealing.select, sealer.seal_chunk
 
     def recording_select(*args: Any) -> Any:
         chosen = select(*args)
@@ -114,7 +115,7 @@ def main(folder: Path) -> dict[str, Any]:
         seen.append(args[2].queries.clone())
         seal_chunk(pool, row, geometry, chunk, *args)
 
-    sealing.select, backend.seal_chunk = recording_select, recording_seal
+    sealing.select, sealer.seal_chunk = recording_select, recording_seal
 
     def generate(contexts: dict[str, list[int]], new: dict[str, int]) -> None:
         prompts = [{"prompt_token_ids": list(contexts[name]), "cache_salt": name} for name in new]
@@ -127,7 +128,7 @@ def main(folder: Path) -> dict[str, Any]:
 
     def converse(budget: int) -> dict[str, Any]:
         scheduler.reset_prefix_cache()
-        scheduler.max_num_scheduled_tokens = builder.recorder._step_tokens = budget
+        scheduler.max_num_scheduled_tokens = own.recorder._step_tokens = budget
         kept.clear()
         rng = random.Random(1)
         contexts: dict[str, list[int]] = {name: [] for name in TURNS}
@@ -146,7 +147,7 @@ def main(folder: Path) -> dict[str, Any]:
         "largest query": float(expected.abs().max()),
     }
     for name in SCORERS:
-        builder.scorer = get_scorer(name)
+        own.scorer = get_scorer(name)
         result[name] = {str(budget): converse(budget) for budget in BUDGETS}
         # The same text once more, all but its last token as a prompt.
         scheduler.reset_prefix_cache()
@@ -155,7 +156,7 @@ def main(folder: Path) -> dict[str, Any]:
         generate({conversation: list(ids[:-1]) for conversation, ids in said.items()}, dict.fromkeys(said, 1))
         result[name]["as a prompt"] = {"kept": sorted(kept)}
     result["takeovers"] = scheduler.manager.counters["takeovers"]
-    result["slots"] = builder.recorder.slots
+    result["slots"] = own.recorder.slots
     return result
 
 
