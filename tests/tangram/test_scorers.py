@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tangram.config import SCORERS
@@ -48,6 +48,7 @@ def plain_keydiff(c: Chunk, head: int) -> list[float]:
     keys = c.keys[head].tolist()
     units = [[x / norm(key) for x in key] for key in keys]
     anchor = [sum(column) / len(keys) for column in zip(*units, strict=True)]
+    assume(norm(anchor) > 0.05)  # where keys cancel, so do their digits
     return [-dot(anchor, unit) / norm(anchor) for unit in units]
 
 
