@@ -37,6 +37,15 @@ def _group_size(text: Any) -> int | None:
     return None if text is None or str(text).strip().lower() == "auto" else _whole(text)
 
 
+def _flag(text: Any) -> bool:
+    if isinstance(text, bool):
+        return text
+    word = str(text).strip().lower()
+    if word not in ("on", "off", "true", "false", "1", "0", "yes", "no"):
+        raise ValueError("neither on nor off")
+    return word in ("on", "true", "1", "yes")
+
+
 def _path(text: Any) -> str | None:
     return str(text) if text else None
 
@@ -53,6 +62,8 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "query_window": (_whole, "a whole number of tokens"),
     "alpha": (float, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),
+    "reserve": (_flag, "on or off"),
+    "resident_share": (float, "a number such as 0.8"),
     "profile": (_path, "a file name"),
 }
 
@@ -68,6 +79,9 @@ HELP = {
     "query_window": "latest tokens whose queries rank a chunk (scorers expected_attention, snapkv, tova)",
     "alpha": "safety margin: a head's budget is its mean need plus alpha standard deviations",
     "rewind": "how many tokens before its end a conversation can be resumed without re-reading",
+    "reserve": "on: admit a request only when it can be carried to its last token, so that none is ever "
+    "preempted; off: admit more, and preempt when the cache is full",
+    "resident_share": "the most of the cache that idle conversations may hold, above 0 up to 1",
     "profile": "file of calibrated head budgets; without one all heads get the same",
 }
 
@@ -91,6 +105,8 @@ class TangramConfig:
     query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64
+    reserve: bool = False
+    resident_share: float = 1.0
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +136,8 @@ class TangramConfig:
             raise ConfigError("scope", f"must be one of {', '.join(SCOPES)}, not {self.scope!r}")
         if self.scorer not in SCORERS:
             raise ConfigError("scorer", f"must be one of {', '.join(SCORERS)}, not {self.scorer!r}")
+        if not 0.0 < self.resident_share <= 1.0:
+            raise ConfigError("resident_share", f"must be above 0 and at most 1, not {self.resident_share}")
         if not 0.0 <= self.alpha <= 10.0:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
         self._check_query_window()
@@ -134,15 +152,26 @@ class TangramConfig:
             raise ConfigError(
                 "query_window", f"must be a multiple of page_tokens ({self.page_tokens}), not {width}"
             )
-        # The queries must come after the chunk that they rank, and a conversation that is resumed in their
-        # middle goes back to their first one.
-        for name, limit in (("window", self.window), ("rewind", self.rewind)):
+        # The queries must come after the chunk that they rank. A conversation that is resumed in their middle
+        # goes back to their first one. And a prefix that others continue, one page beyond a boundary, must
+        # come before the first one of the next boundary.
+        limits = {
+            "window": self.window,
+            "rewind": self.rewind,
+            "chunk - page_tokens": self.chunk - self.page_tokens,
+        }
+        for name, limit in limits.items():
             if width > limit:
                 raise ConfigError(
                     "query_window",
                     f"must be at most {name} ({limit}), not {width}: the scorer {self.scorer} looks at that "
-                    f"many queries; lower query_window or raise {name}",
+                    f"many queries; lower query_window or raise {name.split()[0]}",
                 )
+
+    @property
+    def observed(self) -> int:
+        """Tokens before a seal boundary whose queries rank its chunk; 0 where the scorer uses none."""
+        return self.query_window if self.scorer in QUERY_SCORERS else 0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TangramConfig:

@@ -28,9 +28,10 @@ SETTINGS: dict[str, Any] = {
 }
 BUDGETS = (2048, 150)
 BOUNDARY = 96  # where the first chunk is sealed
-# Conversation to the tokens of its turns: new ones, then generated ones. Each turn ends where a later one
-# can go on at once: not within the last queries before a boundary.
-TURNS = {"a": [(400, 50), (150, 80)], "b": [(39, 90), (60, 14)], "c": [(300, 41)]}
+# Conversation to the tokens of its turns: new ones, then generated ones. Two first turns end in the midst of
+# the last queries before a boundary (of 213 tokens 208 can be resumed, the boundary is at 224) and at one (of
+# 425 tokens 416): the second turns compute these queries again, and may seal a chunk again.
+TURNS = {"a": [(400, 26), (150, 80)], "b": [(39, 90), (60, 14)], "c": [(160, 54), (20, 61)]}
 
 
 def save_model(folder: Path) -> None:
@@ -69,6 +70,11 @@ def reference_queries(folder: Path, ids: list[int]) -> Any:
             )
             found.append(apply_rotary_pos_emb(query, query, cos, sin)[0][0].transpose(0, 1))
     return torch.stack(found)[:, -SETTINGS["query_window"] :]
+
+
+def different(kept: list[Any]) -> list[Any]:
+    """In order; a chunk that was sealed again in the same way counts once."""
+    return [json.loads(text) for text in sorted({json.dumps(seal) for seal in kept})]
 
 
 def main(folder: Path) -> dict[str, Any]:
@@ -137,7 +143,7 @@ def main(folder: Path) -> dict[str, Any]:
             for name, (new, _) in now.items():
                 contexts[name] += [rng.randrange(384) for _ in range(new)]
             generate(contexts, {name: answer for name, (_, answer) in now.items()})
-        return {"contexts": contexts, "kept": sorted(kept)}
+        return {"contexts": contexts, "kept": different(kept)}
 
     first = [random.Random(2).randrange(384) for _ in range(BOUNDARY)]
     generate({"q": list(first)}, {"q": 2})
@@ -154,7 +160,7 @@ def main(folder: Path) -> dict[str, Any]:
         kept.clear()
         said = result[name][str(BUDGETS[0])]["contexts"]
         generate({conversation: list(ids[:-1]) for conversation, ids in said.items()}, dict.fromkeys(said, 1))
-        result[name]["as a prompt"] = {"kept": sorted(kept)}
+        result[name]["as a prompt"] = {"kept": different(kept)}
     result["takeovers"] = scheduler.manager.counters["takeovers"]
     result["slots"] = own.recorder.slots
     return result

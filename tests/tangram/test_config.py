@@ -22,7 +22,7 @@ def test_every_field_can_come_from_the_environment_and_has_help() -> None:
     values = {
         "retention": 0.25, "chunk": 64, "window": 32, "sink": 2, "page_tokens": 32, "group_size": 7,
         "scope": "layer", "scorer": "snapkv", "query_window": 32, "alpha": 2.0, "rewind": 32,
-        "profile": "p.json",
+        "reserve": True, "resident_share": 0.5, "profile": "p.json",
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(TangramConfig)} == set(HELP)
     environment = {f"TANGRAM_{name.upper()}": str(value) for name, value in values.items()}
@@ -67,10 +67,16 @@ def test_the_query_window_must_fit_where_queries_are_used() -> None:
         ({"query_window": 40}, r"a multiple of page_tokens \(16\), not 40"),
         ({"rewind": 32}, r"at most rewind \(32\), not 64: .* lower query_window or raise rewind"),
         ({"window": 32}, r"at most window \(32\), not 64"),
+        ({"chunk": 64}, r"at most chunk - page_tokens \(48\), not 64"),
     ):
         for scorer in QUERY_SCORERS:
             with pytest.raises(ConfigError, match=f"^query_window: must be {why}"):
                 TangramConfig.from_mapping({"scorer": scorer, **bad})
+
+
+def test_only_scorers_that_use_queries_hold_resumption_back() -> None:
+    assert TangramConfig(scorer="tova", query_window=48).observed == 48
+    assert TangramConfig(scorer="knorm", query_window=48).observed == 0
 
 
 def test_the_configuration_knows_the_scorers() -> None:
