@@ -29,6 +29,7 @@ CONFIG_LABELS: Mapping[str, str] = {
     "group_size": "Group size",
     "scope": "Scope",
     "scorer": "Scorer",
+    "query_window": "Query window",
     "alpha": "Safety margin",
     "rewind": "Rewind",
     "profile": "Profile",

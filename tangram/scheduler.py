@@ -43,6 +43,7 @@ class TangramScheduler(AsyncScheduler):
         self.manager.policy = Policy(
             reserve=config.reserve,
             resident_share=config.resident_share,
+            observed=config.observed,
             headroom=self.kv_cache_manager.watermark_blocks,
         )
         self.manager.final_length = self._final_length
