@@ -235,9 +235,10 @@ class RaggedManager(SingleTypeKVCacheManager):
             own = request.block_hashes
             if name in self._fresh or not own or own[0] != hashes[0]:
                 continue
-            computed = request.num_computed_tokens
-            tokens, raw_from = min(computed, request.num_tokens), self._raw_from.get(name, 0)
-            lengths = self.resident.resumable(tokens, computed, raw_from)
+            # Written so far, or in this step: of its drafts some may have been rejected.
+            written = self._slots[name]
+            tokens = min(request.num_computed_tokens, request.num_tokens)
+            lengths = self.resident.resumable(tokens, written, self._raw_from.get(name, 0))
             for length in reversed(lengths):
                 index = length // self.geometry.page_tokens - 1
                 if length <= limit and index < min(len(own), len(hashes)) and own[index] == hashes[index]:
