@@ -20,9 +20,9 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kernels import prepare, ragged_append, ragged_attention
+from kernels import implementation, prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
-from tangram import runtime
+from tangram import runtime, seal_meter
 from tangram.errors import UnsupportedError
 from tangram.observation import Capture
 from tangram.sealer import Sealer
@@ -105,6 +105,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         prepare(device)  # before the engine says that it is ready, not in somebody's first request
+        meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)
         self.dtype = kv_cache_spec.dtype
@@ -118,7 +119,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             for layer in (extract_layer_index(name),)
         }
         layers = {name: extract_layer_index(name) for name in layer_names}
-        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device)
+        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""

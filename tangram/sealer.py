@@ -14,6 +14,7 @@ from tangram.geometry import Geometry
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
 from tangram.rotary import find_rotary
 from tangram.scorers import Need, get_scorer
+from tangram.seal_meter import SealMeter
 from tangram.sealing import Observed, seal_chunk
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Sealer:
     Args:
         layers: layer name to its index in the geometry.
         dtype: of keys, values and queries.
+        meter: where the time of each seal is counted.
 
     Raises:
         UnsupportedError: the scorer cannot be used with this model.
@@ -38,9 +40,11 @@ class Sealer:
         vllm_config: VllmConfig,
         dtype: torch.dtype,
         device: torch.device,
+        meter: SealMeter,
     ) -> None:
         own = runtime.active()
         self.geometry = geometry
+        self.meter = meter
         self.sink = own.config.sink
         self.scorer = get_scorer(own.config.scorer)
         self.recorder: QueryRecorder | None = None
@@ -88,5 +92,6 @@ class Sealer:
             observed = None
             if self.recorder is not None:
                 observed = Observed(self.recorder.take(pages[index], tokens), self.scale, self.rotary)
-            seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
+            with self.meter.timing():
+                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
         return self.recorder.plan(pages, starts, lengths.tolist()) if self.recorder else None
