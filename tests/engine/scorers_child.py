@@ -113,11 +113,13 @@ def main(folder: Path) -> dict[str, Any]:
 
     def recording_select(*args: Any) -> Any:
         chosen = select(*args)
-        kept[-1][1].append(chosen.tolist())
+        kept[-1][2].append(chosen.tolist())
         return chosen
 
     def recording_seal(pool: Any, row: Any, geometry: Any, chunk: int, *args: Any) -> None:
-        kept.append((chunk, []))
+        rows = scheduler.manager.req_to_blocks.items()
+        (request,) = (name for name, pages in rows if pages[0].block_id == int(row[0]))
+        kept.append((scheduler.requests[request].cache_salt, chunk, []))
         seen.append(args[2].queries.clone())
         seal_chunk(pool, row, geometry, chunk, *args)
 

@@ -45,11 +45,10 @@ def test_the_cuts_change_neither_what_is_kept_nor_what_is_said(runs: dict[str, A
     large, small = runs[name]["2048"], runs[name]["150"]
     assert large["contexts"] == small["contexts"]
     assert large["kept"] == small["kept"]
-    chunks = [chunk for chunk, _ in large["kept"]]
-    lengths = [len(ids) - 1 for ids in large["contexts"].values()]
-    assert sorted(chunks) == sorted(k for n in lengths for k in range((n - 32) // 64)), (
-        "each chunk in one way"
-    )
+    chunks = [(conversation, chunk) for conversation, chunk, _ in large["kept"]]
+    said = large["contexts"].items()
+    expected = [(name, chunk) for name, ids in said for chunk in range((len(ids) - 1 - 32) // 64)]
+    assert chunks == sorted(expected), "each chunk in one way"
 
 
 @pytest.mark.parametrize("name", SCORERS)
