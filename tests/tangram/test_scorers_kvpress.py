@@ -1,8 +1,7 @@
 """Our rankings against kvpress, where it has the same method: same keys in, same ranking out.
 
-kvpress pins versions of its requirements that this project cannot have (docs/scorers.md), so it is no part of
-the locked environment: these tests run where its files were installed beside it, and only the modules with
-the methods are loaded, which need torch and transformers alone.
+kvpress pins versions of its requirements that this project cannot have (docs/scorers.md), so the lock has it
+without them: only the modules with the methods are loaded, which need torch and transformers alone.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def presses() -> Iterator[Any]:
     """``presses("snapkv", "SnapKVPress")`` gives the class. The package's root is stood in for: it would load
     every method and what they need, and change transformers' attention."""
     found = importlib.machinery.PathFinder.find_spec("kvpress")
-    if found is None or found.origin is None:
-        pytest.skip("kvpress is not installed: pip install --no-deps kvpress==0.5.5")
+    assert found is not None, "kvpress is in requirements.lock: make setup"
+    assert found.origin is not None
     before = {name for name in sys.modules if name.partition(".")[0] == "kvpress"}
     if "kvpress" not in before:
         root = ModuleType("kvpress")
