@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,12 +17,12 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kernels import prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
-from tangram import runtime
+from tangram import runtime, window_backend
 from tangram.errors import UnsupportedError
 from tangram.scorers import get_scorer
 from tangram.sealing import seal_chunk
@@ -53,7 +53,7 @@ class RaggedBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(1)]
+        return [MultipleOf(min(runtime.window_blocks()) if is_window(kv_cache_spec) else 1)]
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
@@ -65,11 +65,28 @@ class RaggedBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        if not isinstance(spec, FullAttentionSpec) or spec.sliding_window is not None:
+        own = runtime.active()
+        if is_window(spec):
+            if spec.block_size == 1:  # vLLM is asking what a token takes
+                return spec
+            spec = replace(spec, block_size=own.shape.window_block(own.config.page_tokens))
+            if spec.page_size_bytes != own.geometry.window_block_bytes:
+                raise UnsupportedError(
+                    "the sliding-window layers of this model are not shaped like its other layers: the ragged "
+                    "cache cannot share its pages with them"
+                )
+            return spec
+        if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
             raise UnsupportedError(
-                f"the ragged cache serves full attention only, this model has {type(spec).__name__}"
+                "the ragged cache serves full attention, beside sliding-window layers; this model has "
+                f"{type(spec).__name__}"
             )
-        return RaggedSpec.from_full(spec, runtime.active().geometry)
+        return RaggedSpec.from_full(spec, own.geometry)
+
+
+def is_window(spec: Any) -> bool:
+    """Whether this is the cache of a sliding-window layer, which stays as vLLM keeps it."""
+    return type(spec) is SlidingWindowSpec
 
 
 @dataclass
@@ -94,9 +111,25 @@ class RaggedMetadata:
 
 
 class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
-    """Builds a step's metadata; requests that stand at a seal boundary are sealed first."""
+    """Builds a step's metadata; requests that stand at a seal boundary are sealed first.
+
+    For a group of sliding-window layers this makes vLLM's own builder instead.
+    """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+
+    def __new__(cls, kv_cache_spec: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_window(kv_cache_spec):
+            return window_backend.native().get_builder_cls()(kv_cache_spec, *args, **kwargs)
+        return super().__new__(cls)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
+        if is_window(kv_cache_spec):
+            builder = window_backend.native().get_builder_cls()
+            support: AttentionCGSupport = builder.get_cudagraph_support(vllm_config, kv_cache_spec)
+            return support
+        return cls._cudagraph_support
 
     def __init__(
         self, kv_cache_spec: RaggedSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -116,7 +149,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
                 torch.tensor(self.geometry.head_member[layer], dtype=torch.int32, device=device),
             )
             for name in layer_names
-            for layer in (extract_layer_index(name),)
+            for layer in (own.row(extract_layer_index(name)),)
         }
 
     def pool(self) -> torch.Tensor:
@@ -157,7 +190,24 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
 
 
 class RaggedImpl(AttentionImpl[Any]):
-    """One layer's attention over the ragged cache."""
+    """One layer's attention over the ragged cache; vLLM's own for a sliding-window layer."""
+
+    def __new__(
+        cls,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        runtime.activate(get_current_vllm_config())
+        shape = (num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window)
+        if sliding_window is not None:
+            return window_backend.implementation(*shape, *rest, **more)
+        return super().__new__(cls, *shape, *rest, **more)
 
     def __init__(
         self,
@@ -175,7 +225,6 @@ class RaggedImpl(AttentionImpl[Any]):
     ) -> None:
         refused = {
             "ALiBi": alibi_slopes is not None,
-            "sliding-window attention": sliding_window is not None,
             "logits soft cap": bool(logits_soft_cap),
             f"{attn_type} attention": attn_type != AttentionType.DECODER,
             "KV sharing between layers": kv_sharing_target_layer_name is not None,
@@ -189,7 +238,6 @@ class RaggedImpl(AttentionImpl[Any]):
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
-        runtime.activate(get_current_vllm_config())
 
     def forward(
         self,

@@ -23,6 +23,10 @@ A request holds one append-only row of page ids::
 
 Inside a page the heads of a tier lie side by side: ``pool[page, member, B, 2 * head_size]``, keys
 in the first half of the last axis and values in the second.
+
+In a model that also has sliding-window layers, ``layers`` counts the others only. vLLM keeps the window
+layers' cache in blocks of the same pool, as many layers side by side as fit into a page of ours: so a page
+must hold at least one such layer's block, ``window_block_bytes``.
 """
 
 from __future__ import annotations
@@ -66,6 +70,8 @@ class Geometry:
         page_tokens, chunk, window, rewind: tokens; see the module's picture.
         group_size: head slots of a page.
         tiers: every head of the model exactly once.
+        window_block_bytes: bytes of one sliding-window layer's block; 0 where there is no such layer.
+        window_layers: how many there are.
     """
 
     layers: int
@@ -78,12 +84,14 @@ class Geometry:
     rewind: int
     group_size: int
     tiers: tuple[Tier, ...]
+    window_block_bytes: int = 0
+    window_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_size", "itemsize", "page_tokens", "chunk", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")
-        for name in ("window", "rewind"):
+        for name in ("window", "rewind", "window_block_bytes", "window_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, not {getattr(self, name)}")
         if self.chunk % self.page_tokens:
@@ -149,15 +157,25 @@ class Geometry:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes that a layer is charged for one token of one page: vLLM thinks in layers, so a page
-        of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each."""
+        of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each. The part must
+        not happen to be as large as a window layer's block: vLLM would then cut the layers into groups of
+        equal count, and take one page from several of ours."""
         slot = self.page_tokens * 2 * self.head_size * self.itemsize
-        state = ceil_div(self.group_size * slot, self.layers * self.page_tokens)
-        return ceil_div(state, self.itemsize) * self.itemsize
+        page = max(self.group_size * slot, self.window_block_bytes)
+        state = ceil_div(ceil_div(page, self.layers * self.page_tokens), self.itemsize) * self.itemsize
+        return state + self.itemsize * (state * self.page_tokens == self.window_block_bytes)
 
     @cached_property
     def page_bytes(self) -> int:
         """Bytes of a page in the pool, with the padding that ``state_bytes`` brings."""
         return self.layers * self.page_tokens * self.state_bytes
+
+    @cached_property
+    def window_groups(self) -> int:
+        """Page tables that vLLM keeps for the window layers: each holds as many layers as fit in a page."""
+        if not self.window_layers:
+            return 0
+        return ceil_div(self.window_layers, self.page_bytes // self.window_block_bytes)
 
     @cached_property
     def head_tier(self) -> tuple[tuple[int, ...], ...]:
@@ -280,6 +298,8 @@ class Geometry:
             "tiers": [
                 {"keep": tier.keep, "heads": [list(head) for head in tier.heads]} for tier in self.tiers
             ],
+            "window_block_bytes": self.window_block_bytes,
+            "window_layers": self.window_layers,
             "ring_slots": self.ring_slots,
             "page_bytes": self.page_bytes,
         }
@@ -303,6 +323,7 @@ class Geometry:
                 "rewind",
             )
             numbers = {name: int(data[name]) for name in names}
+            numbers |= {name: int(data.get(name, 0)) for name in ("window_block_bytes", "window_layers")}
             return cls(**numbers, group_size=int(data["group_size"]), tiers=tiers)
         except KeyError as missing:
             raise ConfigError(str(missing.args[0]), "missing from the geometry") from None
