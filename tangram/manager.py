@@ -19,6 +19,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.request import Request
 
 from tangram.errors import CacheIntegrityError
+from tangram.hybrid import Windows, by_pool, page_hashes
 from tangram.resident import ResidentRows, Row
 from tangram.spec import RaggedSpec
 from tangram.telemetry import CacheSnapshot
@@ -39,6 +40,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         super().__init__(kv_cache_spec, *args, **kwargs)
         self.geometry = kv_cache_spec.geometry
         self.resident: ResidentRows[KVCacheBlock] = ResidentRows(self.geometry)
+        self.windows = Windows(self.block_pool)  # the scheduler brings the real one
+        vars(RaggedManager)["find_longest_cache_hit"].register(self, self.block_pool)
         self.headroom = 0  # pages that the scheduler wants free beyond an allocation
         self.counters = {"takeovers": 0, "reused_tokens": 0, "evictions": 0, "seals": 0}
         self._slots: dict[str, int] = {}  # request -> tokens that have a slot
@@ -48,33 +51,42 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- what vLLM's coordinator calls, in the order of a request's life -----------------------------
 
-    def find_longest_cache_hit(  # called on the instance: rows are per manager
+    @by_pool
+    def find_longest_cache_hit(
         self, block_hashes: Sequence[Any], max_length: int, **_: Any
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """The pages of an idle conversation that this prompt continues, and the tokens they hold."""
-        found = self.resident.find(block_hashes, max_length)
-        if found is None:
-            return ([],), 0
-        row, length = found
-        return (row.pages[: self.geometry.pages(length)],), length
+        """An idle conversation that this prompt continues, and the tokens it holds. Its first page stands for
+        all: vLLM cuts the list where it would be too long for layers that keep everything."""
+        hashes = page_hashes(block_hashes, self.block_pool, self.geometry.page_tokens)
+        while (found := self.resident.find(hashes, max_length)) is not None:
+            row, length = found
+            if self.windows.can_resume(block_hashes, length):
+                return (row.pages[:1],), length
+            max_length = length - 1
+        return ([],), 0
 
     def get_num_blocks_to_allocate(
         self,
         request_id: str,
         num_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
         *args: Any,
         **kwargs: Any,
     ) -> int:
-        """Pages still missing for ``num_tokens``. Makes room for them at idle conversations' expense when
-        that is enough to grant them."""
+        """Pages still missing for ``num_tokens``. Makes room for them, and for what the window layers miss, at
+        idle conversations' expense when that is enough to grant them."""
         taken = self.resident.owner(new_computed_blocks[0]) if new_computed_blocks else None
         held = len(taken.pages) if taken else len(self.req_to_blocks.get(request_id, ()))
         missing = max(0, self.geometry.pages(num_tokens) - held)
+        resumed = num_local_computed_tokens if taken else 0
+        computed = (total_computed_tokens, num_local_computed_tokens)
+        room = missing + self.windows.missing(request_id, num_tokens, resumed, *computed, *args, **kwargs)
         # vLLM wants the headroom of waiting requests only, and of these not always: where it cannot be had,
         # the pages themselves must be.
-        if not self._make_room(missing + self.headroom, spare=taken):
-            self._make_room(missing, spare=taken)
+        if not self._make_room(room + self.headroom, spare=taken):
+            self._make_room(room, spare=taken)
         return missing
 
     def add_local_computed_blocks(
@@ -94,7 +106,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         if row is None:
             raise CacheIntegrityError(f"request {request_id} continues a conversation that is not resident")
         pages = self.resident.take(row)
-        held = len(new_computed_blocks)
+        self.windows.release(row)  # their managers take them over in this same call of vLLM's
+        held = self.geometry.pages(num_local_computed_tokens)
         self.req_to_blocks[request_id] = pages[:held]
         self._slots[request_id] = num_local_computed_tokens
         self.block_pool.free_blocks(reversed(pages[held:]))
@@ -131,7 +144,10 @@ class RaggedManager(SingleTypeKVCacheManager):
         tokens = min(request.num_computed_tokens, request.num_tokens, written)
         excess = pages[self.geometry.pages(tokens) :]
         keep = pages[: len(pages) - len(excess)]
-        if keep and self.resident.add(request_id, keep, tokens, written, request.block_hashes):
+        hashes = page_hashes(request.block_hashes, self.block_pool, self.geometry.page_tokens)
+        if keep and self.resident.add(request_id, keep, tokens, written, hashes):
+            row = self.resident.rows()[-1]
+            self.windows.hold(row, request.block_hashes, row.targets)
             return excess
         return pages
 
@@ -144,7 +160,7 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     def _make_room(self, pages: int, spare: Row[KVCacheBlock] | None = None) -> bool:
         """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""
-        evictable = self.resident.pages - (len(spare.pages) if spare else 0)
+        evictable = self.resident.pages - (len(spare.pages) if spare else 0) + self.windows.releasable(spare)
         if self.block_pool.get_num_free_blocks() + evictable < pages:
             return False
         while self.block_pool.get_num_free_blocks() < pages and (row := self.resident.oldest(spare)):
@@ -153,6 +169,7 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     def _evict(self, row: Row[KVCacheBlock]) -> None:
         self.block_pool.free_blocks(reversed(self.resident.take(row)))
+        self.windows.release(row)
         self.counters["evictions"] += 1
 
     @contextmanager
@@ -182,15 +199,16 @@ class RaggedManager(SingleTypeKVCacheManager):
                 "running",
                 slots,
                 self.geometry.sealed(slots),
-                len(self.req_to_blocks.get(name, ())),
+                len(self.req_to_blocks.get(name, ())) + self.windows.running(name),
                 None,
             )
             for name, slots in list(self._slots.items())
         ]
         for row in self.resident.rows():
             sealed = self.geometry.sealed(row.tokens)
+            pages = len(row.pages) + self.windows.held(row)
             sequences.append(
-                SequenceState(row.name, "resident", row.tokens, sealed, len(row.pages), now - row.since)
+                SequenceState(row.name, "resident", row.tokens, sealed, pages, now - row.since)
             )
         return CacheSnapshot(
             total_pages=self.block_pool.num_gpu_blocks - 1,
@@ -214,6 +232,7 @@ class RaggedManager(SingleTypeKVCacheManager):
             raise CacheIntegrityError("a page has two owners")
         if any(block.ref_cnt != 1 or block.is_null for block in pages):
             raise CacheIntegrityError("an owned page is not referenced exactly once")
+        owned = len(pages) + self.windows.in_use()
         total, free = self.block_pool.num_gpu_blocks - 1, self.block_pool.get_num_free_blocks()
-        if free + len(pages) != total:
-            raise CacheIntegrityError(f"{total - free - len(pages)} of {total} pages have no owner")
+        if free + owned != total:
+            raise CacheIntegrityError(f"{total - free - owned} of {total} pages have no owner")

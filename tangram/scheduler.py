@@ -6,10 +6,12 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
 from tangram.control import ControlServer, socket_path
 from tangram.errors import UnsupportedError
+from tangram.hybrid import Windows
 from tangram.manager import RaggedManager
 
 logger = init_logger(__name__)
@@ -20,10 +22,12 @@ class TangramScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        if len(managers) != 1 or not isinstance(managers[0], RaggedManager):
+        coordinator = self.kv_cache_manager.coordinator
+        own = [m for m in coordinator.single_type_managers if isinstance(m, RaggedManager)]
+        others = [m for m in coordinator.single_type_managers if not isinstance(m, RaggedManager)]
+        if len(own) != 1 or any(type(manager) is not SlidingWindowManager for manager in others):
             raise UnsupportedError(
-                "this model's layers do not all use the ragged cache (sliding-window, MLA, Mamba and "
+                "this model has layers that use neither the ragged cache nor a sliding window (MLA, Mamba and "
                 "encoder-decoder models are not supported), or the attention backend is not Tangram's: "
                 "start the engine with `tangram serve`"
             )
@@ -34,7 +38,9 @@ class TangramScheduler(AsyncScheduler):
             raise UnsupportedError("speculative decoding cannot be used with the ragged cache yet")
         if self.connector is not None:
             raise UnsupportedError("KV connectors cannot be used with the ragged cache")
-        self.manager: RaggedManager = managers[0]
+        self.manager: RaggedManager = own[0]
+        if others:
+            self.manager.windows = Windows.of(coordinator, self.manager, self.manager.geometry)
         self.manager.headroom = self.kv_cache_manager.watermark_blocks
         self.preemptions = 0
         # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
