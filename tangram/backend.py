@@ -60,6 +60,14 @@ class RaggedBackend(AttentionBackend):
         return []  # any
 
     @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True  # by passing such layers on
+
+    @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         return (KVCacheLayout.BLHNC,)
 
@@ -225,10 +233,8 @@ class RaggedImpl(AttentionImpl[Any]):
     ) -> None:
         refused = {
             "ALiBi": alibi_slopes is not None,
-            "logits soft cap": bool(logits_soft_cap),
             f"{attn_type} attention": attn_type != AttentionType.DECODER,
             "KV sharing between layers": kv_sharing_target_layer_name is not None,
-            "attention sinks as weights": sinks is not None,
         }
         for feature, used in refused.items():
             if used:
@@ -238,6 +244,13 @@ class RaggedImpl(AttentionImpl[Any]):
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
+        self.soft_cap = float(logits_soft_cap or 0.0)
+        self.sinks = sinks
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """The sinks, a weight of the model, as the kernels take them."""
+        if self.sinks is not None:
+            self.sinks = self.sinks.detach().to(torch.float32).contiguous()
 
     def forward(
         self,
@@ -264,5 +277,5 @@ class RaggedImpl(AttentionImpl[Any]):
         tier, member = step.tables[layer.layer_name]
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         ragged_append(key, value, *batch)
-        ragged_attention(output, query, *batch, self.scale)
+        ragged_attention(output, query, *batch, self.scale, self.sinks, self.soft_cap)
         return output
