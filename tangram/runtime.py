@@ -86,6 +86,11 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
     )
     if not kinds.window:
         return shape
+    if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        raise UnsupportedError(
+            "this model has sliding-window layers, whose cache must be kept apart from ours: leave out "
+            "--disable-hybrid-kv-cache-manager"
+        )
     return replace(
         shape,
         full_layers=kinds.full,

@@ -1,0 +1,151 @@
+"""Models with sliding-window layers beside full ones, on the real engine, next to stock vLLM.
+
+Small random models in float32, so that two correct attentions agree on every greedy token. Prompts are longer
+than the windows and cross seal boundaries. The child checks at every step that no page is lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine import small_models
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+HERE = Path(__file__).parent
+MODELS = ("gemma3", "gemma2", "gpt_oss")
+SETTINGS = {"retention": 1.0, "page_tokens": 64, "chunk": 64, "window": 64, "rewind": 64}
+FINE = {"page_tokens": 16, "chunk": 64, "window": 32, "rewind": 64}
+ENGINE = {"max_model_len": 2048, "dtype": "float32", "skip_tokenizer_init": True, "seed": 0}
+Results = dict[str, dict[str, Any]]
+
+
+def turn(conversation: str, count: int, answer: int, **more: Any) -> dict[str, Any]:
+    rng = random.Random(f"{conversation} {count}")
+    tokens = [rng.randrange(3, 512) for _ in range(count)]
+    return {"conversation": conversation, "tokens": tokens, "answer": answer, **more}
+
+
+def talk() -> list[dict[str, Any]]:
+    """Three turns of one conversation alone, then three turns of six at once."""
+    alone = [{"turns": [turn("a", size, 24)]} for size in (300, 150, 90)]
+    batch = [{"turns": [turn(f"b{i}", size + 13 * i, 12) for i in range(6)]} for size in (130, 70, 40)]
+    return alone + batch
+
+
+def resume_and_forget() -> list[dict[str, Any]]:
+    """Three turns, the third answer again from its question, and again with nothing remembered."""
+    sizes, answer = (300, 150, 90), 24
+    waves = [{"turns": [turn("a", size, answer)]} for size in sizes]
+    prompt = sum(sizes) + answer * 2
+    waves.append({"turns": [turn("a", 0, answer, keep=prompt)]})
+    waves.append({"forget": True, "turns": [turn("a", 0, answer, keep=prompt)]})
+    return waves
+
+
+def crowd() -> list[dict[str, Any]]:
+    """Forty conversations, each returning once, in no order."""
+    rng = random.Random(7)
+    names = [f"c{i}" for i in range(40)]
+    waves = []
+    for _ in range(2):
+        rng.shuffle(names)
+        for start in range(0, 40, 10):
+            some = names[start : start + 10]
+            waves.append({"turns": [turn(n, rng.randint(40, 200), rng.randint(1, 6)) for n in some]})
+    return waves
+
+
+def run(folder: Path, jobs: dict[str, dict[str, Any]]) -> Results:
+    given, result, log = (folder / name for name in ("jobs.json", "results.json", "log"))
+    given.write_text(json.dumps(list(jobs.values())))
+    path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
+    with log.open("w") as output:
+        done = subprocess.run(
+            [sys.executable, str(HERE / "several.py"), str(given), str(result)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2"},
+            timeout=900,
+        )
+    if done.returncode:
+        pytest.fail(f"the engines' process ended with {done.returncode}:\n{log.read_text()[-6000:]}")
+    return dict(zip(jobs, json.loads(result.read_text()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: getattr(small_models, name)(folder / name) for name in MODELS}
+
+
+@pytest.fixture(scope="module")
+def stock(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    def job(model: str, waves: list[dict[str, Any]]) -> dict[str, Any]:
+        engine = ENGINE | {"model": models[model], "block_size": 64, "max_num_batched_tokens": 512}
+        return {"engine": engine, "tangram": None, "waves": waves}
+
+    jobs = {name: job(name, talk()) for name in MODELS} | {"crowd": job("gemma3", crowd())}
+    return run(tmp_path_factory.mktemp("stock"), jobs)
+
+
+@pytest.fixture(scope="module")
+def ours(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    def job(model: str, waves: list[dict[str, Any]], settings: Any, **engine: Any) -> dict[str, Any]:
+        engine = ENGINE | {"model": models[model], "max_num_batched_tokens": 512} | engine
+        return {"engine": engine, "tangram": SETTINGS | settings, "waves": waves}
+
+    jobs = {name: job(name, talk(), {}) for name in MODELS}
+    jobs["fine"] = job("gemma3", talk(), FINE, max_num_batched_tokens=93)
+    jobs["quarter"] = job("gemma3", resume_and_forget(), FINE | {"retention": 0.25})
+    jobs["crowd"] = job("gemma3", crowd(), FINE, num_gpu_blocks_override=700)
+    jobs["unified"] = job("gemma3", [], {}, disable_hybrid_kv_cache_manager=True) | {"may_fail": True}
+    return run(tmp_path_factory.mktemp("ours"), jobs)
+
+
+def answers(result: dict[str, Any]) -> list[list[list[int]]]:
+    return [[output["answer"] for output in wave] for wave in result["waves"]]
+
+
+@pytest.mark.parametrize("name", [*MODELS, "fine"])
+def test_full_retention_gives_stock_vllm_s_tokens(stock: Results, ours: Results, name: str) -> None:
+    expected, got = stock["gemma3" if name == "fine" else name], ours[name]
+    assert answers(got) == answers(expected)
+    assert len({token for wave in answers(got) for answer in wave for token in answer}) > 50
+    assert got["counters"]["takeovers"] == 2 + 2 * 6, "every later turn continued its row"
+    assert got["counters"]["seals"] > 2 * 7
+    assert got["free_at_end"] == got["free_at_start"]
+
+
+def test_at_a_quarter_resumed_and_recomputed_are_one(ours: Results) -> None:
+    outputs = [wave[0] for wave in ours["quarter"]["waves"]]
+    for before, after in itertools.pairwise(outputs[:3]):
+        computed = before["prompt"] + len(before["answer"]) - 1  # the last sampled token was never fed
+        assert after["cached"] == computed // 16 * 16
+    third, again, anew = outputs[2:]
+    assert third["prompt"] == again["prompt"] == anew["prompt"]
+    assert again["cached"] == (third["prompt"] - 1) // 16 * 16, "the window layers let it go back, too"
+    assert anew["cached"] == 0
+    assert third["answer"] == again["answer"] == anew["answer"]
+
+
+def test_a_crowd_in_too_little_memory(stock: Results, ours: Results) -> None:
+    """Rows are evicted with their window blocks; nothing is lost, nothing hangs, no token is wrong."""
+    got = ours["crowd"]
+    assert answers(got) == answers(stock["crowd"])
+    assert got["counters"]["takeovers"] > 0
+    assert got["counters"]["evictions"] > 0
+    assert got["free_at_end"] == got["free_at_start"]
+
+
+def test_without_vllm_s_hybrid_cache_it_is_refused(ours: Results) -> None:
+    assert "--disable-hybrid-kv-cache-manager" in ours["unified"]["error"]
