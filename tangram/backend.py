@@ -80,8 +80,8 @@ class RaggedBackend(AttentionBackend):
             spec = replace(spec, block_size=own.shape.window_block(own.config.page_tokens))
             if spec.page_size_bytes != own.geometry.window_block_bytes:
                 raise UnsupportedError(
-                    "the sliding-window layers of this model are not shaped like its other layers: the ragged "
-                    "cache cannot share its pages with them"
+                    "the sliding-window layers of this model are not shaped like its other layers: the "
+                    "ragged cache cannot share its pages with them"
                 )
             return spec
         if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
@@ -212,7 +212,7 @@ class RaggedImpl(AttentionImpl[Any]):
         **more: Any,
     ) -> Any:
         runtime.activate(get_current_vllm_config())
-        shape = (num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window)
+        shape: tuple[Any, ...] = (num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window)
         if sliding_window is not None:
             return window_backend.implementation(*shape, *rest, **more)
         return super().__new__(cls, *shape, *rest, **more)

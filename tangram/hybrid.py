@@ -20,14 +20,14 @@ from weakref import WeakKeyDictionary
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import BlockHashListWithBlockSize, KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, SlidingWindowManager
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from tangram.errors import CacheIntegrityError
 from tangram.geometry import Geometry, ceil_div
 
 
-class by_pool:
+class ByPool:
     """A manager's method that vLLM also calls on the class, naming the pool: it finds the instance.
 
     With one kind of layers vLLM asks the manager for the longest hit, with several it asks the class.
@@ -53,7 +53,7 @@ def page_hashes(hashes: Sequence[Any], pool: BlockPool, page_tokens: int) -> Seq
     """The hashes at the ends of our pages; vLLM's are as fine as the smallest block of any layer."""
     if pool.hash_block_size == page_tokens:
         return hashes
-    return BlockHashListWithBlockSize(hashes, pool.hash_block_size, page_tokens)  # type: ignore[arg-type]
+    return BlockHashListWithBlockSize(hashes, pool.hash_block_size, page_tokens)
 
 
 class Windows:
@@ -83,7 +83,7 @@ class Windows:
         self._counts: Counter[int] = Counter()  # block id -> rows that hold it
 
     @classmethod
-    def of(cls, coordinator: KVCacheCoordinator, own: SingleTypeKVCacheManager, geometry: Geometry) -> Windows:
+    def of(cls, coordinator: KVCacheCoordinator, geometry: Geometry) -> Windows:
         """Take the window managers of an engine under our care.
 
         vLLM keeps the window's blocks at the end of a prompt only, and lets go of all others at once. Here
@@ -96,7 +96,7 @@ class Windows:
             manager.extra_retained_tokens += geometry.rewind
             if manager.max_admission_blocks_per_request is not None:
                 manager.max_admission_blocks_per_request += ceil_div(geometry.rewind, manager.block_size)
-        return cls(own.block_pool, managers, coordinator.scheduler_block_size)
+        return cls(coordinator.block_pool, managers, coordinator.scheduler_block_size)
 
     def __bool__(self) -> bool:
         return bool(self._managers)
@@ -109,7 +109,7 @@ class Windows:
         needed: list[KVCacheBlock] = []
         for spec, groups in self._kinds:
             found, length_found = SlidingWindowManager.find_longest_cache_hit(
-                block_hashes=hashes,  # type: ignore[arg-type]
+                block_hashes=hashes,
                 max_length=length,
                 kv_cache_group_ids=groups,
                 block_pool=self._pool,
@@ -157,9 +157,9 @@ class Windows:
     # ---- room -------------------------------------------------------------------------------------------
 
     def missing(self, request_id: str, num_tokens: int, resumed: int, *args: Any, **kwargs: Any) -> int:
-        """Blocks that the window layers of a request will ask for; the arguments are those of the managers'
-        ``get_num_blocks_to_allocate`` after ``new_computed_blocks``. ``resumed`` tokens come from a row, which
-        holds their blocks."""
+        """Blocks that the window layers of a request will ask for. ``resumed`` tokens come from a row, which
+        holds their blocks. The other arguments are those of the managers' ``get_num_blocks_to_allocate``,
+        without ``new_computed_blocks``."""
         return sum(
             manager.get_num_blocks_to_allocate(
                 request_id,

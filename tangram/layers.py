@@ -52,13 +52,13 @@ def layer_kinds(text_config: Any, layers: int) -> LayerKinds:
         )
     if len(types) != layers:
         raise UnsupportedError(
-            f"this model's configuration names the types of {len(types)} layers, it has {layers}: layers that "
-            "share or lack a cache cannot be used with the ragged cache"
+            f"this model's configuration names the types of {len(types)} layers, it has {layers}: layers "
+            "that share or lack a cache cannot be used with the ragged cache"
         )
     full = tuple(i for i, kind in enumerate(types) if kind in FULL or window is None)
     if not full:
         raise UnsupportedError(
-            "all layers of this model use sliding-window attention, so there is no history to compress: serve "
-            "it with stock vLLM"
+            "all layers of this model use sliding-window attention, so there is no history to compress: "
+            "serve it with stock vLLM"
         )
     return LayerKinds(full, layers - len(full))

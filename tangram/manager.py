@@ -19,7 +19,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.request import Request
 
 from tangram.errors import CacheIntegrityError
-from tangram.hybrid import Windows, by_pool, page_hashes
+from tangram.hybrid import ByPool, Windows, page_hashes
 from tangram.resident import ResidentRows, Row
 from tangram.spec import RaggedSpec
 from tangram.telemetry import CacheSnapshot
@@ -51,7 +51,7 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- what vLLM's coordinator calls, in the order of a request's life -----------------------------
 
-    @by_pool
+    @ByPool
     def find_longest_cache_hit(
         self, block_hashes: Sequence[Any], max_length: int, **_: Any
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
@@ -75,8 +75,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         *args: Any,
         **kwargs: Any,
     ) -> int:
-        """Pages still missing for ``num_tokens``. Makes room for them, and for what the window layers miss, at
-        idle conversations' expense when that is enough to grant them."""
+        """Pages still missing for ``num_tokens``. Makes room for them, and for what the window layers miss,
+        at idle conversations' expense when that is enough to grant them."""
         taken = self.resident.owner(new_computed_blocks[0]) if new_computed_blocks else None
         held = len(taken.pages) if taken else len(self.req_to_blocks.get(request_id, ()))
         missing = max(0, self.geometry.pages(num_tokens) - held)
@@ -207,9 +207,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         for row in self.resident.rows():
             sealed = self.geometry.sealed(row.tokens)
             pages = len(row.pages) + self.windows.held(row)
-            sequences.append(
-                SequenceState(row.name, "resident", row.tokens, sealed, pages, now - row.since)
-            )
+            sequences.append(SequenceState(row.name, "resident", row.tokens, sealed, pages, now - row.since))
         return CacheSnapshot(
             total_pages=self.block_pool.num_gpu_blocks - 1,
             free_pages=self.block_pool.get_num_free_blocks(),

@@ -48,8 +48,8 @@ class Runtime:
         rows = self.shape.full_layers or range(self.shape.layers)
         if layer not in rows:
             raise UnsupportedError(
-                f"layer {layer} uses full attention, which this model's configuration does not say of it: the "
-                "ragged cache cannot tell which layers to compress"
+                f"layer {layer} uses full attention, which this model's configuration does not say of it: "
+                "the ragged cache cannot tell which layers to compress"
             )
         return rows.index(layer)
 

@@ -27,8 +27,8 @@ class TangramScheduler(AsyncScheduler):
         others = [m for m in coordinator.single_type_managers if not isinstance(m, RaggedManager)]
         if len(own) != 1 or any(type(manager) is not SlidingWindowManager for manager in others):
             raise UnsupportedError(
-                "this model has layers that use neither the ragged cache nor a sliding window (MLA, Mamba and "
-                "encoder-decoder models are not supported), or the attention backend is not Tangram's: "
+                "this model has layers that use neither the ragged cache nor a sliding window (MLA, Mamba "
+                "and encoder-decoder models are not supported), or the attention backend is not Tangram's: "
                 "start the engine with `tangram serve`"
             )
         parallel = self.vllm_config.parallel_config
@@ -40,7 +40,7 @@ class TangramScheduler(AsyncScheduler):
             raise UnsupportedError("KV connectors cannot be used with the ragged cache")
         self.manager: RaggedManager = own[0]
         if others:
-            self.manager.windows = Windows.of(coordinator, self.manager, self.manager.geometry)
+            self.manager.windows = Windows.of(coordinator, self.manager.geometry)
         self.manager.headroom = self.kv_cache_manager.watermark_blocks
         self.preemptions = 0
         # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.

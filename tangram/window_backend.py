@@ -35,7 +35,7 @@ def choose(head_size: int, kv_cache_dtype: str, sinks: torch.Tensor | None) -> t
         wanted = AttentionSelectorConfig(
             head_size=head_size,
             dtype=own.model_config.dtype,
-            kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+            kv_cache_dtype=kv_cache_dtype,
             block_size=None,
             has_sink=sinks is not None,
             has_sliding_window=True,
@@ -70,7 +70,7 @@ def implementation(
     **more: Any,
 ) -> AttentionImpl[Any]:
     """One sliding-window layer's attention; the arguments are those of vLLM's implementations."""
-    backend = choose(head_size, kv_cache_dtype, more.get("sinks"))
+    backend: Any = choose(head_size, kv_cache_dtype, more.get("sinks"))
     impl: AttentionImpl[Any] = _writing(backend)(
         num_heads,
         head_size,
@@ -86,14 +86,14 @@ def implementation(
 
 
 @cache
-def _writing(backend: type[AttentionBackend]) -> type[Any]:
-    """The backend's implementation, made to write the cache in its forward pass. vLLM asks the layer's backend
-    class whether it does so; that class is ours, and the ragged cache does."""
-    base: type[Any] = backend.get_impl_cls()
+def _writing(backend: Any) -> Any:
+    """The backend's implementation, made to write the cache in its forward pass. vLLM asks the layer's
+    backend class whether it does so; that class is ours, and the ragged cache does."""
+    base: Any = backend.get_impl_cls()
     if backend.forward_includes_kv_cache_update:
         return base
 
-    class WindowImpl(base):  # type: ignore[misc]
+    class WindowImpl(base):
         def forward(
             self,
             layer: Any,

@@ -65,6 +65,9 @@ def crowd() -> list[dict[str, Any]]:
     return waves
 
 
+WAVES = {"gemma3": talk() + crowd(), "gemma2": talk(), "gpt_oss": talk()}
+
+
 def run(folder: Path, jobs: dict[str, dict[str, Any]]) -> Results:
     given, result, log = (folder / name for name in ("jobs.json", "results.json", "log"))
     given.write_text(json.dumps(list(jobs.values())))
@@ -94,7 +97,7 @@ def stock(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> R
         engine = ENGINE | {"model": models[model], "block_size": 64, "max_num_batched_tokens": 512}
         return {"engine": engine, "tangram": None, "waves": waves}
 
-    jobs = {name: job(name, talk()) for name in MODELS} | {"crowd": job("gemma3", crowd())}
+    jobs = {name: job(name, WAVES[name]) for name in MODELS}
     return run(tmp_path_factory.mktemp("stock"), jobs)
 
 
@@ -104,10 +107,12 @@ def ours(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Re
         engine = ENGINE | {"model": models[model], "max_num_batched_tokens": 512} | engine
         return {"engine": engine, "tangram": SETTINGS | settings, "waves": waves}
 
-    jobs = {name: job(name, talk(), {}) for name in MODELS}
-    jobs["fine"] = job("gemma3", talk(), FINE, max_num_batched_tokens=93)
-    jobs["quarter"] = job("gemma3", resume_and_forget(), FINE | {"retention": 0.25})
-    jobs["crowd"] = job("gemma3", crowd(), FINE, num_gpu_blocks_override=700)
+    jobs = {
+        "gemma3": job("gemma3", WAVES["gemma3"], FINE, num_gpu_blocks_override=700),
+        "gemma2": job("gemma2", WAVES["gemma2"], {}, max_num_batched_tokens=93),
+        "gpt_oss": job("gpt_oss", WAVES["gpt_oss"], {}),
+        "quarter": job("gemma3", resume_and_forget(), FINE | {"retention": 0.25}),
+    }
     jobs["unified"] = job("gemma3", [], {}, disable_hybrid_kv_cache_manager=True) | {"may_fail": True}
     return run(tmp_path_factory.mktemp("ours"), jobs)
 
@@ -116,12 +121,14 @@ def answers(result: dict[str, Any]) -> list[list[list[int]]]:
     return [[output["answer"] for output in wave] for wave in result["waves"]]
 
 
-@pytest.mark.parametrize("name", [*MODELS, "fine"])
+@pytest.mark.parametrize("name", MODELS)
 def test_full_retention_gives_stock_vllm_s_tokens(stock: Results, ours: Results, name: str) -> None:
-    expected, got = stock["gemma3" if name == "fine" else name], ours[name]
-    assert answers(got) == answers(expected)
-    assert len({token for wave in answers(got) for answer in wave for token in answer}) > 50
-    assert got["counters"]["takeovers"] == 2 + 2 * 6, "every later turn continued its row"
+    """With pages of 16 and of 64 tokens, whole prompts and cut ones."""
+    got = ours[name]
+    assert answers(got) == answers(stock[name])
+    assert len({token for wave in answers(got)[:6] for answer in wave for token in answer}) > 50
+    for wave in (1, 2, 4, 5):
+        assert all(output["cached"] > 100 for output in got["waves"][wave]), "every later turn resumed"
     assert got["counters"]["seals"] > 2 * 7
     assert got["free_at_end"] == got["free_at_start"]
 
@@ -138,13 +145,11 @@ def test_at_a_quarter_resumed_and_recomputed_are_one(ours: Results) -> None:
     assert third["answer"] == again["answer"] == anew["answer"]
 
 
-def test_a_crowd_in_too_little_memory(stock: Results, ours: Results) -> None:
-    """Rows are evicted with their window blocks; nothing is lost, nothing hangs, no token is wrong."""
-    got = ours["crowd"]
-    assert answers(got) == answers(stock["crowd"])
-    assert got["counters"]["takeovers"] > 0
-    assert got["counters"]["evictions"] > 0
-    assert got["free_at_end"] == got["free_at_start"]
+def test_a_crowd_in_too_little_memory(ours: Results) -> None:
+    """Rows were evicted with their window blocks, others resumed; that no token was wrong is shown above."""
+    crowded = ours["gemma3"]["waves"][6:]
+    assert ours["gemma3"]["counters"]["evictions"] > 0
+    assert any(output["cached"] for wave in crowded for output in wave)
 
 
 def test_without_vllm_s_hybrid_cache_it_is_refused(ours: Results) -> None:
