@@ -195,32 +195,35 @@ def test_another_user_gets_nothing() -> None:
 
 
 def test_a_length_that_the_window_layers_lost_is_not_offered() -> None:
-    engine, text = Engine(130), tokens(100)
-    engine.turn(text[:60])
-    engine.ours.windows.release(engine.ours.resident.rows()[0])
-    with engine.ours.keeping_nothing():
-        for seed in (1, 2, 3):
-            engine.turn(tokens(90, seed), budget=16)
-    assert len(engine.ours.resident) == 1
-    assert engine.turn(text, budget=16) == 0
+    engine, text = Engine(260), tokens(100)
+    request, _ = engine.run(text[:60])
+    engine.cache.free(request)
+    windows, (row,) = engine.ours.windows, engine.ours.resident.rows()
+    windows.release(row)
+    assert windows.can_resume(request.block_hashes, 60), "free, but nobody has taken them yet"
+    for seed in range(1, 9):
+        with engine.ours.keeping_nothing():
+            engine.turn(tokens(100, seed))
+    assert not windows.can_resume(request.block_hashes, 60)
+    assert engine.ours.resident.rows() == [row]
+    assert engine.turn(text) == 0
 
 
 def test_eviction_makes_room_for_window_blocks() -> None:
     """A step whose own pages are there, but not those of its window layers, evicts all the same."""
-    engine = Engine(64)
+    engine = Engine(84)
     engine.turn(tokens(20))
-    request, _ = engine.run(tokens(20, seed=1), budget=20)
-    room = []
-    while request.num_tokens < 40:
-        pages = G.pages(request.num_tokens + 1) - G.pages(request.num_tokens)
-        room.append((engine.free, pages))
+    request, _ = engine.run(tokens(20, seed=1))
+    seen = []
+    while not engine.ours.counters["evictions"]:
+        seen.append((engine.free, G.pages(request.num_tokens + 1) - G.pages(request.num_tokens)))
         request.append_output_token_ids(7)
         assert engine.step(request) is not None
-    assert engine.ours.counters["evictions"] == 1
-    assert any(0 < free for free, _ in room)
+    free, pages = seen[-1]
+    assert pages == 0 < free, "it was not for want of our own pages"
     engine.cache.free(request)
     engine.ours.evict_all()
-    assert engine.free == 64
+    assert engine.free == 84
 
 
 def test_what_is_held_is_counted_and_let_go() -> None:

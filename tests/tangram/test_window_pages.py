@@ -1,4 +1,5 @@
-"""Pages beside sliding-window layers: our arithmetic against vLLM's own grouping, and which models there are."""
+"""Pages beside sliding-window layers: our arithmetic against vLLM's own grouping, and which models can be
+served."""
 
 from __future__ import annotations
 
