@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kernels import prepare, ragged_append, ragged_attention
@@ -27,6 +27,7 @@ from tangram.errors import UnsupportedError
 from tangram.scorers import get_scorer
 from tangram.sealing import seal_chunk
 from tangram.spec import RaggedSpec, pool_view
+from tangram.window_backend import is_window
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -73,28 +74,15 @@ class RaggedBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        own = runtime.active()
+        geometry = runtime.active().geometry
         if is_window(spec):
-            if spec.block_size == 1:  # vLLM is asking what a token takes
-                return spec
-            spec = replace(spec, block_size=own.shape.window_block(own.config.page_tokens))
-            if spec.page_size_bytes != own.geometry.window_block_bytes:
-                raise UnsupportedError(
-                    "the sliding-window layers of this model are not shaped like its other layers: the "
-                    "ragged cache cannot share its pages with them"
-                )
-            return spec
+            return window_backend.block_spec(spec, geometry)
         if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
             raise UnsupportedError(
                 "the ragged cache serves full attention, beside sliding-window layers; this model has "
                 f"{type(spec).__name__}"
             )
-        return RaggedSpec.from_full(spec, own.geometry)
-
-
-def is_window(spec: Any) -> bool:
-    """Whether this is the cache of a sliding-window layer, which stays as vLLM keeps it."""
-    return type(spec) is SlidingWindowSpec
+        return RaggedSpec.from_full(spec, geometry)
 
 
 @dataclass
@@ -134,9 +122,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
         if is_window(kv_cache_spec):
-            builder = window_backend.native().get_builder_cls()
-            support: AttentionCGSupport = builder.get_cudagraph_support(vllm_config, kv_cache_spec)
-            return support
+            return window_backend.cudagraph_support(vllm_config, kv_cache_spec)
         return cls._cudagraph_support
 
     def __init__(
@@ -200,22 +186,10 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
 class RaggedImpl(AttentionImpl[Any]):
     """One layer's attention over the ragged cache; vLLM's own for a sliding-window layer."""
 
-    def __new__(
-        cls,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        *rest: Any,
-        **more: Any,
-    ) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         runtime.activate(get_current_vllm_config())
-        shape: tuple[Any, ...] = (num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window)
-        if sliding_window is not None:
-            return window_backend.implementation(*shape, *rest, **more)
-        return super().__new__(cls, *shape, *rest, **more)
+        window = args[5] if len(args) > 5 else kwargs.get("sliding_window")
+        return super().__new__(cls) if window is None else window_backend.implementation(*args, **kwargs)
 
     def __init__(
         self,

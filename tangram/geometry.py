@@ -41,6 +41,9 @@ from tangram.errors import ConfigError
 Head = tuple[int, int]
 """(layer, KV head)."""
 
+WINDOW_FIELDS = ("window_block_bytes", "window_layers", "window_block_tokens", "window_span")
+"""What is 0 in a model without sliding-window layers."""
+
 
 def ceil_div(a: int, b: int) -> int:
     """The smallest integer not below ``a / b``."""
@@ -72,6 +75,7 @@ class Geometry:
         tiers: every head of the model exactly once.
         window_block_bytes: bytes of one sliding-window layer's block; 0 where there is no such layer.
         window_layers: how many there are.
+        window_block_tokens, window_span: tokens of such a block, and tokens that such a layer sees.
     """
 
     layers: int
@@ -86,12 +90,14 @@ class Geometry:
     tiers: tuple[Tier, ...]
     window_block_bytes: int = 0
     window_layers: int = 0
+    window_block_tokens: int = 0
+    window_span: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_size", "itemsize", "page_tokens", "chunk", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")
-        for name in ("window", "rewind", "window_block_bytes", "window_layers"):
+        for name in ("window", "rewind", *WINDOW_FIELDS):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, not {getattr(self, name)}")
         if self.chunk % self.page_tokens:
@@ -240,14 +246,26 @@ class Geometry:
 
     # ---- memory --------------------------------------------------------------------------------
 
+    def window_pages(self, n: int) -> int:
+        """Pages that the window layers of a sequence of ``n`` tokens hold while it is idle, at most. They
+        trail behind by ``rewind`` tokens, and need not begin at a block's edge."""
+        if not self.window_layers:
+            return 0
+        tokens = min(n, self.window_span - 1 + self.rewind)
+        return self.window_groups * (ceil_div(tokens, self.window_block_tokens) + (n > tokens))
+
     def bytes(self, n: int) -> int:
-        """Bytes of pool that a sequence of ``n`` tokens holds."""
-        return self.pages(n) * self.page_bytes
+        """Bytes of pool that a sequence of ``n`` tokens holds, its window layers included."""
+        return (self.pages(n) + self.window_pages(n)) * self.page_bytes
 
     def full_bytes(self, n: int) -> int:
-        """Bytes that a full cache of ``n`` tokens takes, in whole pages of ``page_tokens``."""
+        """Bytes that a full cache of ``n`` tokens takes, in whole pages of ``page_tokens``, beside the same
+        window layers."""
         tokens = ceil_div(n, self.page_tokens) * self.page_tokens
-        return tokens * self.layers * self.kv_heads * 2 * self.head_size * self.itemsize
+        return (
+            self.window_pages(n) * self.page_bytes
+            + tokens * self.layers * self.kv_heads * 2 * self.head_size * self.itemsize
+        )
 
     def kept_tokens(self, n: int, tier: int) -> int:
         """Tokens of a sequence of ``n`` that the heads of a tier still see."""
@@ -298,8 +316,7 @@ class Geometry:
             "tiers": [
                 {"keep": tier.keep, "heads": [list(head) for head in tier.heads]} for tier in self.tiers
             ],
-            "window_block_bytes": self.window_block_bytes,
-            "window_layers": self.window_layers,
+            **{name: getattr(self, name) for name in WINDOW_FIELDS},
             "ring_slots": self.ring_slots,
             "page_bytes": self.page_bytes,
         }
@@ -323,7 +340,7 @@ class Geometry:
                 "rewind",
             )
             numbers = {name: int(data[name]) for name in names}
-            numbers |= {name: int(data.get(name, 0)) for name in ("window_block_bytes", "window_layers")}
+            numbers |= {name: int(data.get(name, 0)) for name in WINDOW_FIELDS}
             return cls(**numbers, group_size=int(data["group_size"]), tiers=tiers)
         except KeyError as missing:
             raise ConfigError(str(missing.args[0]), "missing from the geometry") from None

@@ -23,10 +23,12 @@ class LayerKinds:
     Attributes:
         full: indices of the layers that attend to everything, rising.
         window: how many sliding-window layers there are beside them.
+        span: tokens that such a layer sees.
     """
 
     full: tuple[int, ...]
     window: int = 0
+    span: int = 0
 
 
 def layer_kinds(text_config: Any, layers: int) -> LayerKinds:
@@ -41,7 +43,7 @@ def layer_kinds(text_config: Any, layers: int) -> LayerKinds:
             compress.
     """
     types = getattr(text_config, "layer_types", None)
-    window = getattr(text_config, "sliding_window", None)
+    window: int | None = getattr(text_config, "sliding_window", None)
     if not types:
         types = [FULL[0] if window is None else WINDOW] * layers
     other = sorted(set(types) - {*FULL, WINDOW})
@@ -61,4 +63,6 @@ def layer_kinds(text_config: Any, layers: int) -> LayerKinds:
             "all layers of this model use sliding-window attention, so there is no history to compress: "
             "serve it with stock vLLM"
         )
-    return LayerKinds(full, layers - len(full))
+    if window is None or len(full) == layers:
+        return LayerKinds(full)
+    return LayerKinds(full, layers - len(full), window)

@@ -36,6 +36,7 @@ class ModelShape:
         itemsize: bytes of a cache element.
         full_layers: the model's indices of these layers; empty when all of its layers are such.
         window_layers: how many sliding-window layers there are.
+        window_span: tokens that one of them sees.
         window_state_bytes: bytes of a token in the cache of one of them.
         window_blocks: tokens that their kernel can have in a block, or multiples of these, best first.
     """
@@ -49,6 +50,7 @@ class ModelShape:
     max_model_len: int
     full_layers: tuple[int, ...] = ()
     window_layers: int = 0
+    window_span: int = 0
     window_state_bytes: int = 0
     window_blocks: tuple[int, ...] = ()
 
@@ -192,7 +194,8 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
     profile = load_profile(config, shape) if profile is None else profile
     budgets = profile.budgets(config.retention, config.alpha)
     total = shape.layers * shape.kv_heads
-    window_block_bytes = shape.window_block(config.page_tokens) * shape.window_state_bytes
+    window_block = shape.window_block(config.page_tokens)
+    window_block_bytes = window_block * shape.window_state_bytes
     slot = config.page_tokens * 2 * shape.head_size * shape.itemsize
     # No smaller than what one window layer needs of a page: smaller groups would leave the rest of it empty.
     least = min(total, ceil_div(window_block_bytes, slot))
@@ -219,6 +222,8 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
         tiers=tiers,
         window_block_bytes=window_block_bytes,
         window_layers=shape.window_layers,
+        window_block_tokens=window_block,
+        window_span=shape.window_span,
     )
 
 

@@ -95,6 +95,7 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
         shape,
         full_layers=kinds.full,
         window_layers=kinds.window,
+        window_span=kinds.span,
         window_state_bytes=kv_heads * 2 * head_size * dtype.itemsize,
         window_blocks=window_blocks(),
     )

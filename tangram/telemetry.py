@@ -109,6 +109,10 @@ LENGTHS = (4096, 16384, 65536)
 """Conversation lengths, tokens, at which a preview is worked out."""
 
 
+MANY_GROUPS = 12
+"""Page tables of sliding-window layers from which on a preview warns."""
+
+
 def preview_report(
     geometry: Geometry, shape: ModelShape, budgets: list[list[float]], pool_bytes: int
 ) -> dict[str, Any]:
@@ -127,6 +131,11 @@ def preview_report(
         warnings.append("groups of more than a sixth of all heads were seen to lose recall")
     if geometry.budget < 0.2:
         warnings.append("below a retention of 0.2 recall of details was seen to suffer")
+    if geometry.window_groups > MANY_GROUPS:
+        warnings.append(
+            f"the sliding-window layers need {geometry.window_groups} page tables a conversation, which "
+            "costs time at every step: pages of more tokens need fewer"
+        )
     if max(flat) - min(flat) < 1e-9 and geometry.budget < 0.999:
         warnings.append("no calibrated profile: all heads keep the same, which loses recall of details")
     return {

@@ -6,6 +6,7 @@ So ours passes sliding-window layers on: to the backend that vLLM would have cho
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,16 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from tangram.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
-    from vllm.v1.attention.backend import AttentionBackend, AttentionImpl
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl
+
+    from tangram.geometry import Geometry
 
 _native: type[AttentionBackend] | None = None
 
@@ -56,6 +61,30 @@ def native() -> type[AttentionBackend]:
     if _native is None:
         raise UnsupportedError("vLLM asked about sliding-window layers before it built one")
     return _native
+
+
+def is_window(spec: Any) -> bool:
+    """Whether this is the cache of a sliding-window layer, which stays as vLLM keeps it."""
+    return type(spec) is SlidingWindowSpec
+
+
+def block_spec(spec: Any, geometry: Geometry) -> Any:
+    """The cache of a sliding-window layer, in blocks of the size that our pages are made for."""
+    if spec.block_size == 1:  # vLLM is asking what a token takes
+        return spec
+    spec = replace(spec, block_size=geometry.window_block_tokens)
+    if spec.page_size_bytes != geometry.window_block_bytes:
+        raise UnsupportedError(
+            "the sliding-window layers of this model are not shaped like its other layers: the ragged cache "
+            "cannot share its pages with them"
+        )
+    return spec
+
+
+def cudagraph_support(vllm_config: VllmConfig, spec: Any) -> AttentionCGSupport:
+    """What vLLM's builder for these layers can capture."""
+    support: AttentionCGSupport = native().get_builder_cls().get_cudagraph_support(vllm_config, spec)
+    return support
 
 
 def implementation(

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tangram.config import TangramConfig
+from tangram.profile import ModelShape, build_geometry
 from tests.engine import small_models
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -26,6 +28,20 @@ MODELS = ("gemma3", "gemma2", "gpt_oss")
 SETTINGS = {"retention": 1.0, "page_tokens": 64, "chunk": 64, "window": 64, "rewind": 64}
 FINE = {"page_tokens": 16, "chunk": 64, "window": 32, "rewind": 64}
 ENGINE = {"max_model_len": 2048, "dtype": "float32", "skip_tokenizer_init": True, "seed": 0}
+GEMMA3 = ModelShape(
+    "gemma3",
+    2,
+    2,
+    32,
+    4,
+    "float32",
+    2048,
+    full_layers=(2, 5),
+    window_layers=4,
+    window_span=small_models.WINDOW,
+    window_state_bytes=2 * 2 * 32 * 4,
+    window_blocks=(32, 16),
+)
 Results = dict[str, dict[str, Any]]
 
 
@@ -138,6 +154,10 @@ def test_at_a_quarter_resumed_and_recomputed_are_one(ours: Results) -> None:
     for before, after in itertools.pairwise(outputs[:3]):
         computed = before["prompt"] + len(before["answer"]) - 1  # the last sampled token was never fed
         assert after["cached"] == computed // 16 * 16
+    (sequence,) = ours["quarter"]["snapshot"]["sequences"]
+    g = build_geometry(TangramConfig.from_mapping(FINE | {"retention": 0.25}), GEMMA3)
+    tokens = sequence["tokens"]
+    assert g.pages(tokens) < sequence["pages"] <= g.pages(tokens) + g.window_pages(tokens)
     third, again, anew = outputs[2:]
     assert third["prompt"] == again["prompt"] == anew["prompt"]
     assert again["cached"] == (third["prompt"] - 1) // 16 * 16, "the window layers let it go back, too"

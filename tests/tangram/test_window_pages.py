@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
 from tangram.config import TangramConfig
 from tangram.errors import ConfigError, UnsupportedError
-from tangram.geometry import Geometry
+from tangram.geometry import WINDOW_FIELDS, Geometry
 from tangram.layers import LayerKinds, layer_kinds
 from tangram.profile import ModelShape, build_geometry
 
@@ -47,6 +47,7 @@ def shape(full: int, window: int, kv_heads: int = 2, head_size: int = 32) -> Mod
         4096,
         full_layers=tuple(range(full)),
         window_layers=window,
+        window_span=64,
         window_state_bytes=kv_heads * 2 * head_size * 4,
         window_blocks=(32, 16),
     )
@@ -102,7 +103,19 @@ def test_the_geometry_survives_the_exchange_format() -> None:
     g = build_geometry(TangramConfig(page_tokens=64, rewind=64), shape(2, 7))
     assert Geometry.from_dict(g.to_dict()) == g
     old = {name: value for name, value in g.to_dict().items() if not name.startswith("window_")}
-    assert Geometry.from_dict(old) == replace(g, window_block_bytes=0, window_layers=0)
+    assert Geometry.from_dict(old) == replace(g, **dict.fromkeys(WINDOW_FIELDS, 0))
+
+
+def test_the_window_layers_part_of_a_sequence() -> None:
+    g = build_geometry(TangramConfig(page_tokens=16, rewind=32), shape(2, 4))
+    bare = replace(g, **dict.fromkeys(WINDOW_FIELDS, 0))
+    for n in (1, 16, 95, 96, 5000):
+        begins = [0] if n <= 95 else range(16)
+        blocks = max(len({p // 16 for p in range(begin, begin + min(n, 95))}) for begin in begins)
+        assert g.window_pages(n) == g.window_groups * blocks
+        assert bare.window_pages(n) == 0
+        assert g.bytes(n) == (g.pages(n) + g.window_pages(n)) * g.page_bytes
+        assert g.full_bytes(n) - bare.full_bytes(n) == g.window_pages(n) * g.page_bytes
 
 
 def test_pages_that_no_kernel_can_share_are_refused() -> None:
@@ -126,8 +139,8 @@ F, S = "full_attention", "sliding_attention"
     [
         ({}, 3, LayerKinds((0, 1, 2))),
         ({"sliding_window": None}, 2, LayerKinds((0, 1))),
-        ({"layer_types": [S, F, S, F], "sliding_window": 128}, 4, LayerKinds((1, 3), 2)),
-        ({"layer_types": [S, S, F], "sliding_window": 128}, 3, LayerKinds((2,), 2)),
+        ({"layer_types": [S, F, S, F], "sliding_window": 128}, 4, LayerKinds((1, 3), 2, 128)),
+        ({"layer_types": [S, S, F], "sliding_window": 128}, 3, LayerKinds((2,), 2, 128)),
         ({"layer_types": [S, F], "sliding_window": None}, 2, LayerKinds((0, 1))),
         ({"layer_types": [F, F], "sliding_window": 128}, 2, LayerKinds((0, 1))),
     ],
