@@ -129,7 +129,13 @@ def ours(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Re
         "gpt_oss": job("gpt_oss", WAVES["gpt_oss"], {}),
         "quarter": job("gemma3", resume_and_forget(), FINE | {"retention": 0.25}),
     }
-    jobs["unified"] = job("gemma3", [], {}, disable_hybrid_kv_cache_manager=True) | {"may_fail": True}
+    refused: dict[str, dict[str, Any]] = {
+        "unified": {"disable_hybrid_kv_cache_manager": True},
+        "only windows": {"hf_overrides": {"layer_types": ["sliding_attention"] * 6}},
+        "chunks": {"hf_overrides": {"layer_types": ["chunked_attention", "full_attention"] * 3}},
+    }
+    for name, engine in refused.items():
+        jobs[name] = job("gemma3", [], {}, **engine) | {"may_fail": True}
     return run(tmp_path_factory.mktemp("ours"), jobs)
 
 
@@ -172,5 +178,13 @@ def test_a_crowd_in_too_little_memory(ours: Results) -> None:
     assert any(output["cached"] for wave in crowded for output in wave)
 
 
-def test_without_vllm_s_hybrid_cache_it_is_refused(ours: Results) -> None:
-    assert "--disable-hybrid-kv-cache-manager" in ours["unified"]["error"]
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("unified", "leave out --disable-hybrid-kv-cache-manager"),
+        ("only windows", "there is no history to compress"),
+        ("chunks", "layers of type chunked_attention"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_a_sentence(ours: Results, name: str, message: str) -> None:
+    assert message in ours[name]["error"]
