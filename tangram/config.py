@@ -35,6 +35,15 @@ def _group_size(text: Any) -> int | None:
     return None if text is None or str(text).strip().lower() == "auto" else _whole(text)
 
 
+def _flag(text: Any) -> bool:
+    if isinstance(text, bool):
+        return text
+    word = str(text).strip().lower()
+    if word not in ("on", "off", "true", "false", "1", "0", "yes", "no"):
+        raise ValueError("neither on nor off")
+    return word in ("on", "true", "1", "yes")
+
+
 def _path(text: Any) -> str | None:
     return str(text) if text else None
 
@@ -50,6 +59,8 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "scorer": (str, f"one of {', '.join(SCORERS)}"),
     "alpha": (float, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),
+    "reserve": (_flag, "on or off"),
+    "resident_share": (float, "a number such as 0.8"),
     "profile": (_path, "a file name"),
 }
 
@@ -64,6 +75,9 @@ HELP = {
     "scorer": "how tokens are ranked when a chunk is sealed",
     "alpha": "safety margin: a head's budget is its mean need plus alpha standard deviations",
     "rewind": "how many tokens before its end a conversation can be resumed without re-reading",
+    "reserve": "on: admit a request only when it can be carried to its last token, so that none is ever "
+    "preempted; off: admit more, and preempt when the cache is full",
+    "resident_share": "the most of the cache that idle conversations may hold, above 0 up to 1",
     "profile": "file of calibrated head budgets; without one all heads get the same",
 }
 
@@ -86,6 +100,8 @@ class TangramConfig:
     scorer: str = "keydiff"
     alpha: float = 1.0
     rewind: int = 64
+    reserve: bool = False
+    resident_share: float = 1.0
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +131,8 @@ class TangramConfig:
             raise ConfigError("scope", f"must be one of {', '.join(SCOPES)}, not {self.scope!r}")
         if self.scorer not in SCORERS:
             raise ConfigError("scorer", f"must be one of {', '.join(SCORERS)}, not {self.scorer!r}")
+        if not 0.0 < self.resident_share <= 1.0:
+            raise ConfigError("resident_share", f"must be above 0 and at most 1, not {self.resident_share}")
         if not 0.0 <= self.alpha <= 10.0:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
 

@@ -20,6 +20,8 @@ from tangram.errors import EngineUnavailable
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 TIMEOUT_SECONDS = 10.0
+POLL_SECONDS = 0.1
+"""How long closing may take at most."""
 
 
 def socket_path(instance: str) -> Path:
@@ -51,7 +53,7 @@ class ControlServer:
         self._server = Server(str(path), Connection)
         self._path = path
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="tangram-control", daemon=True
+            target=self._server.serve_forever, args=(POLL_SECONDS,), name="tangram-control", daemon=True
         )
         self._thread.start()
 

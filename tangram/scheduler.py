@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 from vllm.logger import init_logger
@@ -9,10 +11,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
+from tangram.config import TangramConfig
 from tangram.control import ControlServer, socket_path
-from tangram.errors import UnsupportedError
+from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
-from tangram.manager import RaggedManager
+from tangram.manager import Policy, RaggedManager
 
 logger = init_logger(__name__)
 
@@ -39,15 +42,65 @@ class TangramScheduler(AsyncScheduler):
         if self.connector is not None:
             raise UnsupportedError("KV connectors cannot be used with the ragged cache")
         self.manager: RaggedManager = own[0]
+        config = TangramConfig.from_additional_config(self.vllm_config.additional_config)
+        self.manager.policy = Policy(
+            reserve=config.reserve,
+            resident_share=config.resident_share,
+            headroom=self.kv_cache_manager.watermark_blocks,
+        )
         if others:
-            self.manager.windows = Windows.of(coordinator, self.manager.geometry)
-        self.manager.headroom = self.kv_cache_manager.watermark_blocks
+            trailing = self.manager.resident.furthest_back()
+            self.manager.windows = Windows.of(coordinator, trailing)
+        self.manager.final_length = self._final_length
+        self._check_capacity()
         self.preemptions = 0
         # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
         self.need_mamba_block_aligned_split = True
+        # The control server's thread looks into what the scheduler's thread changes.
+        self._lock = threading.RLock()
         self._control = ControlServer(
-            socket_path(self.vllm_config.instance_id), {"memory": self._memory, "ping": lambda _: {}}
+            socket_path(self.vllm_config.instance_id),
+            {"memory": self._memory, "evict": self._evict, "ping": lambda _: {}},
         )
+
+    def _check_capacity(self) -> None:
+        """One conversation of the greatest length must fit, or it would wait for ever."""
+        pages = self.manager.block_pool.num_gpu_blocks - 1
+        needed = self.manager.geometry.pages(self.max_model_len)
+        needed += self.manager.windows.most(self.max_model_len)
+        if needed > pages:
+            raise ConfigError(
+                "max_model_len",
+                f"a conversation of {self.max_model_len} tokens takes {needed} pages and the KV cache "
+                f"has {pages}: lower --max-model-len, or give the KV cache more memory",
+            )
+
+    def _final_length(self, request_id: str) -> int:
+        """Tokens that a request holds when it has generated all that it may."""
+        request = self.requests.get(request_id)
+        return min(request.num_prompt_tokens + request.max_tokens, self.max_model_len) if request else 0
+
+    # ---- vLLM's own steps, one at a time ------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._lock:
+            return super().schedule(*args, **kwargs)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._lock:
+            return super().update_from_output(*args, **kwargs)
+
+    def add_request(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's."""
+        with self._lock:
+            super().add_request(*args, **kwargs)
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._lock:
+            return super().finish_requests(*args, **kwargs)
 
     def _mamba_block_aligned_split(
         self,
@@ -67,8 +120,8 @@ class TangramScheduler(AsyncScheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Also drops the idle conversations, whose pages would keep vLLM from resetting; those too that vLLM
         makes idle by preempting what runs."""
-        self.manager.evict_all()
-        with self.manager.keeping_nothing():
+        with self._lock, self.manager.keeping_nothing():
+            self.manager.evict()
             return super().reset_prefix_cache(*args, **kwargs)
 
     def shutdown(self) -> None:
@@ -76,7 +129,22 @@ class TangramScheduler(AsyncScheduler):
         self._control.close()
         super().shutdown()
 
+    # ---- what the endpoints ask ---------------------------------------------------------------------------
+
     def _memory(self, _: dict[str, Any]) -> dict[str, Any]:
-        snapshot = self.manager.snapshot()
+        with self._lock:
+            snapshot = self.manager.snapshot()
         snapshot.counters["preemptions"] = self.preemptions
         return snapshot.to_dict()
+
+    def _evict(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Drop one idle row, those idle for a while, or all."""
+        with self._lock:
+            rows = self.manager.resident.rows()
+            if "sequence" in call:
+                rows = [row for row in rows if row.name == call["sequence"]]
+            elif "idle_seconds" in call:
+                latest = time.monotonic() - float(call["idle_seconds"])
+                rows = [row for row in rows if row.since <= latest]
+            conversations, pages = self.manager.evict(rows)
+        return {"conversations": conversations, "pages": pages}
