@@ -160,9 +160,9 @@ class Windows:
     # ---- room -------------------------------------------------------------------------------------------
 
     def missing(self, request_id: str, num_tokens: int, resumed: int, *args: Any, **kwargs: Any) -> int:
-        """Blocks that the window layers of a request will ask for. ``resumed`` tokens come from a row, which
-        holds their blocks. The other arguments are those of the managers' ``get_num_blocks_to_allocate``,
-        without ``new_computed_blocks``."""
+        """Blocks that the window layers of a request will ask for beyond those that hold ``resumed`` tokens.
+        The other arguments are those of the managers' ``get_num_blocks_to_allocate``, without
+        ``new_computed_blocks``."""
         return sum(
             manager.get_num_blocks_to_allocate(
                 request_id,
@@ -173,6 +173,11 @@ class Windows:
             )
             for manager in self._managers
         )
+
+    def pending(self, request_id: str, num_tokens: int) -> int:
+        """Blocks that the window layers of a running request will still ask for in the allocation that is
+        going on: their managers have their turns before and after ours."""
+        return self.missing(request_id, num_tokens, 0, num_tokens, num_tokens, num_tokens)
 
     def most(self, tokens: int) -> int:
         """Blocks that the window layers of a request of ``tokens`` hold at any time, at most."""

@@ -125,8 +125,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         offer = self._accepted(new_computed_blocks)
         missing = self._missing(request_id, num_tokens, offer)
         spare = offer.row if offer else None
-        resumed = offer.length if offer else 0
-        beside = self.windows.missing(request_id, num_tokens, resumed, *args, **kwargs)
+        beside = self.windows.missing(request_id, num_tokens, offer.length if offer else 0, *args, **kwargs)
+        beside += sum(block.ref_cnt == 0 for block in offer.beside) if offer else 0
         if request_id not in self.req_to_blocks:
             final, others = num_tokens, beside
             if self._policy.reserve:
@@ -164,7 +164,10 @@ class RaggedManager(SingleTypeKVCacheManager):
             )
         if offer.forks:
             self._raw_from[request_id] = self.geometry.raw_start(offer.length)
+            # The window layers' managers may get their turn after the fork has taken pages from the pool.
+            self.block_pool.touch(offer.beside)
             self.req_to_blocks[request_id] = self._fork(offer)
+            self.block_pool.free_blocks(reversed(offer.beside))
         else:
             self._raw_from[request_id] = offer.row.raw_from if offer.row else 0
             self.req_to_blocks[request_id] = self._take_over(offer)
@@ -185,7 +188,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         row.extend(new)
         self.counters["seals"] += self.geometry.sealed(num_tokens) - self.geometry.sealed(before)
         if request := self._requests.get(request_id):
-            self._watch_prefix(request)
+            self._watch_prefix(request, self.windows.pending(request_id, num_tokens))
         return new
 
     def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
@@ -238,8 +241,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         hashes = page_hashes(block_hashes, self.block_pool, self.geometry.page_tokens)
         while (found := self.resident.find(hashes, limit, self._step)) is not None:
             row, length = found
-            if self.windows.can_resume(block_hashes, length):
-                return Offer(length, self.block_pool.blocks[row.held()[0]], row=row)
+            if (beside := self.windows.blocks_at(block_hashes, length)) is not None:
+                return Offer(length, self.block_pool.blocks[row.held()[0]], row=row, beside=tuple(beside))
             limit = length - 1
         return None
 
@@ -262,10 +265,11 @@ class RaggedManager(SingleTypeKVCacheManager):
                     length <= limit
                     and index < min(len(own), len(hashes))
                     and own[index] == hashes[index]
-                    and self.windows.can_resume(block_hashes, length)
+                    and (beside := self.windows.blocks_at(block_hashes, length)) is not None
                 ):
                     if best is None or length > best.length:
-                        best = Offer(length, self.req_to_blocks[name][0], source=name)
+                        ticket = self.req_to_blocks[name][0]
+                        best = Offer(length, ticket, source=name, beside=tuple(beside))
                     break
         return best
 
@@ -335,8 +339,9 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- prefixes that several conversations share ------------------------------------------------------
 
-    def _watch_prefix(self, request: Request) -> None:
-        """Keep the prefix that the request has just left behind, if another request had it before."""
+    def _watch_prefix(self, request: Request, pending: int) -> None:
+        """Keep the prefix that the request has just left behind, if another request had it before and if
+        there is room beside ``pending`` pages."""
         name, computed = request.request_id, request.num_computed_tokens
         chunk = self._next_prefix.get(name, 0)
         length = self.geometry.prefix_length(chunk)
@@ -359,15 +364,15 @@ class RaggedManager(SingleTypeKVCacheManager):
             and self.geometry.can_rewind(computed, length)
             and self.geometry.raw_start(length) >= raw_from
         ):
-            self._keep_prefix(request, length, prefix)
+            self._keep_prefix(request, length, prefix, pending)
 
-    def _keep_prefix(self, request: Request, length: int, prefix: Any) -> None:
+    def _keep_prefix(self, request: Request, length: int, prefix: Any, pending: int) -> None:
         name = request.request_id
         row = self.req_to_blocks[name]
         entries = self.geometry.raw_entries(length)
         if self._policy.reserve and len(entries) + self.outstanding() > self._available(None):
             return
-        if not self._make_room(len(entries) + self._policy.headroom):
+        if not self._make_room(len(entries) + pending + self._policy.headroom):
             return
         pages: list[int | None] = [None] * self.geometry.ring_pages
         for entry, page in zip(entries, self.block_pool.get_new_blocks(len(entries)), strict=True):

@@ -132,7 +132,6 @@ def ours(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Re
     refused: dict[str, dict[str, Any]] = {
         "unified": {"disable_hybrid_kv_cache_manager": True},
         "only windows": {"hf_overrides": {"layer_types": ["sliding_attention"] * 6}},
-        "chunks": {"hf_overrides": {"layer_types": ["chunked_attention", "full_attention"] * 3}},
     }
     for name, engine in refused.items():
         jobs[name] = job("gemma3", [], {}, **engine) | {"may_fail": True}
@@ -183,7 +182,6 @@ def test_a_crowd_in_too_little_memory(ours: Results) -> None:
     [
         ("unified", "leave out --disable-hybrid-kv-cache-manager"),
         ("only windows", "there is no history to compress"),
-        ("chunks", "layers of type chunked_attention"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_a_sentence(ours: Results, name: str, message: str) -> None:

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
     from tangram import plugin
     from tangram.hybrid import Windows
-    from tangram.manager import RaggedManager
+    from tangram.manager import Policy, RaggedManager
     from tangram.spec import RaggedSpec
 
 from tangram.errors import CacheIntegrityError
@@ -286,6 +286,42 @@ def test_two_engines_in_a_process_find_their_own_rows() -> None:
     one.turn(text[:60])
     assert two.turn(text) == 0
     assert one.turn(text) == 60
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_reservation_nobody_who_runs_waits(seed: int) -> None:
+    """What the window layers will need is reserved, too: an admitted request reaches its last token."""
+    rng = random.Random(seed)
+    engine = Engine(230, ours_first=bool(seed % 2))
+    final: dict[str, int] = {}
+    engine.ours.policy = Policy(reserve=True)
+    engine.ours.final_length = lambda name: final.get(name, 0)
+    known = [tokens(rng.randint(5, 50), seed=i) for i in range(5)]
+    running: list[Request] = []
+    admitted = waited = 0
+    for _ in range(1500):
+        if len(running) < 5 and rng.random() < 0.3:
+            request = engine.request(rng.choice(known) + tokens(rng.randint(0, 9), seed=rng.randrange(99)))
+            final[request.request_id] = request.num_tokens + rng.randint(1, 60)
+            if engine.step(request, rng.choice([3, 64])) is None:
+                waited += 1
+            else:
+                running.append(request)
+                admitted += 1
+        if not running:
+            continue
+        request = rng.choice(running)
+        if request.num_computed_tokens == request.num_tokens:
+            if request.num_tokens == final[request.request_id]:
+                engine.cache.free(request)
+                running.remove(request)
+                known[rng.randrange(5)] = list(request.all_token_ids)[:120]
+                continue
+            request.append_output_token_ids(rng.randrange(1000))
+        assert engine.step(request, rng.choice([3, 64])) is not None
+    assert admitted > 20
+    assert waited > 20
+    assert engine.ours.counters["forks"] + engine.ours.counters["takeovers"] > 5
 
 
 @pytest.mark.parametrize("seed", range(4))
