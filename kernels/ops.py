@@ -40,6 +40,11 @@ def prepare(device: torch.device) -> None:
         dispatch.native()
 
 
+def implementation(device: torch.device) -> str:
+    """What the operators run on a device: "native" kernels or the plain-torch "reference"."""
+    return "native" if device.type == "cpu" and dispatch.native() is not None else "reference"
+
+
 def _nothing(*_: object) -> None:
     """The fake of both operators: they return nothing and only write in place."""
 

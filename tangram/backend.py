@@ -20,12 +20,12 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kernels import prepare, ragged_append, ragged_attention
+from kernels import implementation, prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
-from tangram import runtime, window_backend
+from tangram import runtime, seal_meter, window_backend
 from tangram.errors import UnsupportedError
-from tangram.scorers import get_scorer
-from tangram.sealing import seal_chunk
+from tangram.observation import Capture
+from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
 from tangram.window_backend import is_window
 
@@ -95,6 +95,7 @@ class RaggedMetadata:
         query_start_loc: int32 [requests + 1].
         seq_lens: int32 [requests], lengths after the step.
         tables: layer name to (head_tier, head_member), int32 [kv_heads] each.
+        capture: queries to copy aside for a later seal, if any.
     """
 
     num_actual_tokens: int
@@ -104,6 +105,7 @@ class RaggedMetadata:
     seq_lens: torch.Tensor
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
     layout: RaggedLayout
+    capture: Capture | None = None
 
 
 class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -130,11 +132,10 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         prepare(device)  # before the engine says that it is ready, not in somebody's first request
+        meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)
-        self.sink = own.config.sink
-        self.scorer = get_scorer(own.config.scorer)
         self.dtype = kv_cache_spec.dtype
         self._pool: torch.Tensor | None = None
         self.tables = {
@@ -145,6 +146,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             for name in layer_names
             for layer in (own.row(extract_layer_index(name)),)
         }
+        layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
+        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -161,7 +164,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> RaggedMetadata:
         common = common_attn_metadata
         pool, rows = self.pool(), common.block_table_tensor
-        self._seal(pool, rows, common)
+        capture = self.sealer.between_steps(pool, rows, common)
         return RaggedMetadata(
             num_actual_tokens=common.num_actual_tokens,
             pool=pool,
@@ -170,17 +173,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             seq_lens=common.seq_lens,
             tables=self.tables,
             layout=self.layout,
+            capture=capture,
         )
-
-    def _seal(self, pool: torch.Tensor, rows: torch.Tensor, common: CommonAttentionMetadata) -> None:
-        lengths = common.seq_lens_cpu_upper_bound
-        lengths = common.seq_lens if lengths is None else lengths
-        starts = common.query_start_loc_cpu
-        computed = lengths[: common.num_reqs] - (starts[1 : common.num_reqs + 1] - starts[: common.num_reqs])
-        for index, tokens in enumerate(computed.tolist()):
-            chunk = self.geometry.sealing(tokens)
-            if chunk is not None:
-                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer)
 
 
 class RaggedImpl(AttentionImpl[Any]):
@@ -248,6 +242,8 @@ class RaggedImpl(AttentionImpl[Any]):
         if attn_metadata is None:
             return output
         step = attn_metadata
+        if step.capture is not None:
+            step.capture.keep(layer.layer_name, query)
         tier, member = step.tables[layer.layer_name]
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         ragged_append(key, value, *batch)

@@ -15,7 +15,9 @@ from typing import Any
 from tangram.errors import ConfigError
 
 SCOPES = ("model", "layer", "uniform")
-SCORERS = ("keydiff",)
+SCORERS = ("keydiff", "knorm", "expected_attention", "snapkv", "tova", "streamingllm", "random")
+QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
+"""Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
@@ -57,6 +59,7 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "group_size": (_group_size, "a whole number of heads, or 'auto'"),
     "scope": (str, f"one of {', '.join(SCOPES)}"),
     "scorer": (str, f"one of {', '.join(SCORERS)}"),
+    "query_window": (_whole, "a whole number of tokens"),
     "alpha": (float, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),
     "reserve": (_flag, "on or off"),
@@ -72,7 +75,8 @@ HELP = {
     "page_tokens": "tokens of a page",
     "group_size": "heads that share a page table, or 'auto' for a sixth of the model's heads",
     "scope": "which heads may share: model (across layers), layer, uniform (one budget for all)",
-    "scorer": "how tokens are ranked when a chunk is sealed",
+    "scorer": f"how tokens are ranked when a chunk is sealed: {', '.join(SCORERS)}",
+    "query_window": "latest tokens whose queries rank a chunk (scorers expected_attention, snapkv, tova)",
     "alpha": "safety margin: a head's budget is its mean need plus alpha standard deviations",
     "rewind": "how many tokens before its end a conversation can be resumed without re-reading",
     "reserve": "on: admit a request only when it can be carried to its last token, so that none is ever "
@@ -98,6 +102,7 @@ class TangramConfig:
     group_size: int | None = None
     scope: str = "model"
     scorer: str = "keydiff"
+    query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64
     reserve: bool = False
@@ -135,6 +140,38 @@ class TangramConfig:
             raise ConfigError("resident_share", f"must be above 0 and at most 1, not {self.resident_share}")
         if not 0.0 <= self.alpha <= 10.0:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
+        self._check_query_window()
+
+    def _check_query_window(self) -> None:
+        width = self.query_window
+        if width < 1:
+            raise ConfigError("query_window", f"must be at least 1, not {width}")
+        if self.scorer not in QUERY_SCORERS:
+            return
+        if width % self.page_tokens:
+            raise ConfigError(
+                "query_window", f"must be a multiple of page_tokens ({self.page_tokens}), not {width}"
+            )
+        # The queries must come after the chunk that they rank. A conversation that is resumed in their middle
+        # goes back to their first one. And a prefix that others continue, one page beyond a boundary, must
+        # come before the first one of the next boundary.
+        limits = {
+            "window": self.window,
+            "rewind": self.rewind,
+            "chunk - page_tokens": self.chunk - self.page_tokens,
+        }
+        for name, limit in limits.items():
+            if width > limit:
+                raise ConfigError(
+                    "query_window",
+                    f"must be at most {name} ({limit}), not {width}: the scorer {self.scorer} looks at that "
+                    f"many queries; lower query_window or raise {name.split()[0]}",
+                )
+
+    @property
+    def observed(self) -> int:
+        """Tokens before a seal boundary whose queries rank its chunk; 0 where the scorer uses none."""
+        return self.query_window if self.scorer in QUERY_SCORERS else 0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TangramConfig:

@@ -272,6 +272,11 @@ class Geometry:
         without sealing anything themselves and with the fewest raw tokens."""
         return self.boundary(chunk) + self.page_tokens
 
+    def row_width(self, n: int) -> int:
+        """Page ids of the row that vLLM keeps for a request of up to ``n`` tokens: room for all its pages,
+        and for what vLLM's own slot mapping indexes, a page a block of tokens."""
+        return max(self.pages(n), ceil_div(n, self.page_tokens))
+
     # ---- memory --------------------------------------------------------------------------------
 
     def window_pages(self, n: int) -> int:

@@ -143,9 +143,9 @@ class Windows:
         self._counts -= Counter(block.block_id for block in blocks)
         self._pool.free_blocks(reversed(blocks))
 
-    def held(self, row: Hashable) -> int:
+    def held(self, row: Hashable) -> list[int]:
         """Blocks held with a row."""
-        return len(self._held.get(row, ()))
+        return [block.block_id for block in self._held.get(row, ())]
 
     def passed_on(self, row: Hashable) -> int:
         """Blocks held with a row that whoever takes it over uses, or lets go."""
@@ -203,13 +203,14 @@ class Windows:
 
     # ---- looking in -------------------------------------------------------------------------------------
 
-    def running(self, request_id: str) -> int:
+    def running(self, request_id: str) -> list[int]:
         """Blocks of a running request's window layers."""
-        return sum(
-            not block.is_null
+        return [
+            block.block_id
             for manager in self._managers
             for block in manager.req_to_blocks.get(request_id, ())
-        )
+            if not block.is_null
+        ]
 
     def in_use(self) -> int:
         """Blocks that are not free because of the window layers.

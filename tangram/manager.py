@@ -24,11 +24,11 @@ from vllm.v1.request import Request
 from tangram import integrity
 from tangram.errors import CacheIntegrityError
 from tangram.hybrid import ByPool, Windows, page_hashes
+from tangram.occupancy import Holding, Occupancy
 from tangram.resident import ResidentRows, Row
 from tangram.sharing import Lost, Offer, PrefixWatch, Prompt
 from tangram.spec import RaggedSpec
 from tangram.telemetry import CacheSnapshot
-from tangram.telemetry import Sequence as SequenceState
 
 CHECK_VARIABLE = "TANGRAM_CHECK_INTEGRITY"
 """Set to 1 to verify the whole bookkeeping at every step (tests do; it costs time)."""
@@ -256,9 +256,10 @@ class RaggedManager(SingleTypeKVCacheManager):
             own = self._hashes(request)
             if name in self._fresh or not own or own[0] != hashes[0]:
                 continue
-            computed = request.num_computed_tokens
-            tokens, raw_from = min(computed, request.num_tokens), self._raw_from.get(name, 0)
-            lengths = self.resident.resumable(tokens, computed, raw_from)
+            # Written so far, or in this step: of its drafts some may have been rejected.
+            written = self._slots[name]
+            tokens = min(request.num_computed_tokens, request.num_tokens)
+            lengths = self.resident.resumable(tokens, written, self._raw_from.get(name, 0))
             for length in reversed(lengths):
                 index = length // self.geometry.page_tokens - 1
                 if (
@@ -462,31 +463,28 @@ class RaggedManager(SingleTypeKVCacheManager):
         running = {name: [block.block_id for block in row] for name, row in list(self.req_to_blocks.items())}
         return running, self.resident.rows()
 
-    def snapshot(self) -> CacheSnapshot:
+    def occupancy(self) -> Occupancy:
         """What is in the pool now."""
         now = time.monotonic()
-        sequences = [
-            SequenceState(
-                name,
-                "running",
-                slots,
-                self.geometry.sealed(slots),
-                len(self.req_to_blocks.get(name, ())) + self.windows.running(name),
-                None,
-            )
-            for name, slots in list(self._slots.items())
+        running, idle = self.held_rows()
+        holdings = [
+            Holding(name, "running", self._slots.get(name, 0), row, beside=self.windows.running(name))
+            for name, row in running.items()
         ]
-        for row in self.resident.rows():
-            sealed = self.geometry.sealed(row.tokens)
+        for row in idle:
             state = "prefix" if row.shared else "resident"
-            pages = len(row.held()) + self.windows.held(row)
-            sequences.append(SequenceState(row.name, state, row.tokens, sealed, pages, now - row.since))
-        return CacheSnapshot(
+            beside = self.windows.held(row)
+            holdings.append(Holding(row.name, state, row.tokens, list(row.pages), now - row.since, beside))
+        return Occupancy(
+            holdings,
             total_pages=self.block_pool.num_gpu_blocks - 1,
             free_pages=self.block_pool.get_num_free_blocks(),
-            sequences=sequences,
             counters=dict(self.counters),
         )
+
+    def snapshot(self) -> CacheSnapshot:
+        """The same, counted."""
+        return self.occupancy().snapshot(self.geometry)
 
     def check_integrity(self) -> None:
         """Raise CacheIntegrityError unless every page has its exact number of owners and every row its exact

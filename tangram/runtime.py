@@ -16,7 +16,7 @@ from tangram.config import TangramConfig
 from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
 from tangram.layers import layer_kinds
-from tangram.profile import ModelShape, Profile, build_geometry, load_profile
+from tangram.profile import ModelShape, Profile, build_geometry, in_force
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,7 +36,7 @@ class Runtime:
         """Derive all of it. Raises ConfigError or ProfileError when they cannot fit this model."""
         config = TangramConfig.from_additional_config(vllm_config.additional_config)
         shape = model_shape(vllm_config)
-        profile = load_profile(config, shape)
+        profile = in_force(config, shape)
         return cls(config, shape, profile, build_geometry(config, shape, profile))
 
     def row(self, layer: int) -> int:

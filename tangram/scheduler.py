@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -46,6 +47,7 @@ class TangramScheduler(AsyncScheduler):
         self.manager.policy = Policy(
             reserve=config.reserve,
             resident_share=config.resident_share,
+            observed=config.observed,
             headroom=self.kv_cache_manager.watermark_blocks,
         )
         if others:
@@ -133,18 +135,19 @@ class TangramScheduler(AsyncScheduler):
 
     def _memory(self, _: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            snapshot = self.manager.snapshot()
-        snapshot.counters["preemptions"] = self.preemptions
-        return snapshot.to_dict()
+            occupancy = self.manager.occupancy()
+            occupancy.counters["preemptions"] = self.preemptions
+            running, waiting = self.get_request_counts()
+        return occupancy.snapshot(self.manager.geometry, running, waiting).to_dict()
 
     def _evict(self, call: dict[str, Any]) -> dict[str, Any]:
         """Drop one idle row, those idle for a while, or all."""
         with self._lock:
-            rows = self.manager.resident.rows()
-            if "sequence" in call:
-                rows = [row for row in rows if row.name == call["sequence"]]
-            elif "idle_seconds" in call:
-                latest = time.monotonic() - float(call["idle_seconds"])
-                rows = [row for row in rows if row.since <= latest]
+            latest = time.monotonic() - float(call.get("idle_seconds", math.inf))
+            rows = [
+                row
+                for row in self.manager.resident.rows()
+                if call.get("all") or row.name == call.get("sequence") or row.since <= latest
+            ]
             conversations, pages = self.manager.evict(rows)
         return {"conversations": conversations, "pages": pages}

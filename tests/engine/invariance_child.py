@@ -63,9 +63,9 @@ class Driver:
 
     def _record(self) -> None:
         """Note what sealing keeps, and poison what is handed out."""
-        from tangram import backend, sealing
+        from tangram import backend, sealer, sealing
 
-        seal_chunk, select, build = backend.seal_chunk, sealing.select, backend.RaggedMetadataBuilder.build
+        seal_chunk, select, build = sealer.seal_chunk, sealing.select, backend.RaggedMetadataBuilder.build
         chosen: list[Any] = []
 
         def recorded_select(*args: Any) -> Any:
@@ -83,7 +83,7 @@ class Driver:
             self.pool = builder.pool()
             return build(builder, *args, **kwargs)
 
-        sealing.select, backend.seal_chunk = recorded_select, recorded_seal
+        sealing.select, sealer.seal_chunk = recorded_select, recorded_seal
         backend.RaggedMetadataBuilder.build = watched_build
         hand_out = self.manager.block_pool.get_new_blocks
 

@@ -183,7 +183,7 @@ def test_idle_conversations_outlive_a_busy_pool() -> None:
     """vLLM alone would hand a finished request's window blocks to whoever comes next."""
     engine, text = Engine(120), tokens(100)
     engine.turn(text[:60])
-    held = engine.ours.windows.held(engine.ours.resident.rows()[0])
+    held = len(engine.ours.windows.held(engine.ours.resident.rows()[0]))
     assert held >= sum(-(-(w - 1) // BLOCK) for w in WINDOWS)
     for i in range(12):  # each takes all that is free, and leaves nothing behind
         rest = engine.request(tokens(90, seed=i + 1))
@@ -238,14 +238,15 @@ def test_what_is_held_is_counted_and_let_go() -> None:
     engine, text = Engine(200), tokens(100)
     engine.turn(text[:60])
     windows, (row,) = engine.ours.windows, engine.ours.resident.rows()
-    (state,) = engine.ours.snapshot().sequences
-    assert state.pages == len(row.held()) + windows.held(row) == 200 - engine.free
-    assert windows.releasable() == windows.held(row)
+    (state,) = engine.ours.occupancy().snapshot(G).sequences
+    assert state.pages == len(row.held()) + len(windows.held(row)) == 200 - engine.free
+    assert sum(engine.ours.occupancy().snapshot(G).pages.values()) == 200
+    assert windows.releasable() == len(windows.held(row))
     assert windows.releasable(spare=row) == 0
     request, hit = engine.run(text, budget=64)
     assert hit == 60
     assert windows.releasable() == 0
-    (state,) = engine.ours.snapshot().sequences
+    (state,) = engine.ours.occupancy().snapshot(G).sequences
     assert state.pages == 200 - engine.free
     engine.cache.free(request)
     assert engine.ours.evict()[0] == 1
@@ -257,7 +258,7 @@ def test_blocks_that_a_running_request_shares_are_not_counted_as_room() -> None:
     request, _ = engine.run(text[:60])
     windows = engine.ours.windows
     windows.hold("a row", request.block_hashes, [60])
-    assert windows.held("a row") > 0
+    assert windows.held("a row")
     assert windows.releasable() == 0
     windows.release("a row")
     engine.ours.check_integrity()
