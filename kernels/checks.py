@@ -47,6 +47,16 @@ def check_tokens(
         raise ValueError(f"{name}: is on {tensor.device}, the pool is on {pool.device}")
 
 
+def check_sinks(sinks: torch.Tensor, query: torch.Tensor) -> None:
+    """Check that ``sinks`` is contiguous float32 ``[Hq]`` beside the queries."""
+    if sinks.dtype != torch.float32:
+        raise TypeError(f"sinks: must be float32, is {sinks.dtype}")
+    if sinks.shape != query.shape[1:2] or not sinks.is_contiguous():
+        raise ValueError(f"sinks: expected [{query.shape[1]}], contiguous, got {list(sinks.shape)}")
+    if sinks.device != query.device:
+        raise ValueError(f"sinks: is on {sinks.device}, the queries are on {query.device}")
+
+
 def check_batch(
     pool: torch.Tensor,
     rows: torch.Tensor,

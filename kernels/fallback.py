@@ -48,12 +48,14 @@ def attention(
     chunk: int,
     window: int,
     scale: float,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """``tangram::ragged_attention`` in plain torch; the arguments are those of ``kernels.ragged``."""
     tables = (rows, query_start_loc, seq_lens, head_tier, head_member)
     layout = _layout(tuple(tier_offset.tolist()), page_tokens, ring_slots, chunk, window, query.shape[-1])
     reference.check_values(pool, *tables, layout, query.shape[0])
-    reference.attention(out, query, pool, *tables, layout, scale)
+    reference.attention(out, query, pool, *tables, layout, scale, sinks, soft_cap)
 
 
 @lru_cache(maxsize=64)

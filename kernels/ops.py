@@ -21,7 +21,8 @@ _GEOMETRY = (
 library = torch.library.Library("tangram", "FRAGMENT")
 library.define(f"ragged_append(Tensor key, Tensor value, Tensor(a!) pool, {_GEOMETRY}) -> ()")
 library.define(
-    f"ragged_attention(Tensor(a!) out, Tensor query, Tensor pool, {_GEOMETRY}, float scale) -> ()",
+    f"ragged_attention(Tensor(a!) out, Tensor query, Tensor pool, {_GEOMETRY}, float scale, "
+    "Tensor? sinks=None, float soft_cap=0.0) -> ()",
 )
 library.impl("ragged_append", dispatch.append, "CPU")
 library.impl("ragged_attention", dispatch.attention, "CPU")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from kernels import ops as ops  # registers the operators
-from kernels.checks import check_batch, check_pool, check_tokens
+from kernels.checks import check_batch, check_pool, check_sinks, check_tokens
 from kernels.layout import RaggedLayout
 from kernels.reference import ragged_gather
 
@@ -80,6 +80,8 @@ def ragged_attention(
     head_member: torch.Tensor,
     layout: RaggedLayout,
     scale: float,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """Attend the step's queries of one layer to what their heads hold, the step's own tokens included.
 
@@ -90,8 +92,10 @@ def ragged_attention(
     Args:
         out: ``[T, Hq, D]``, written in place; token and head strides are free. query: ``[T, Hq, D]``;
             ``Hq`` is a multiple of ``Hkv``, query head h reads KV head ``h // (Hq / Hkv)``. scale: factor
-            of the scores before the softmax. pool, rows, query_start_loc, seq_lens, head_tier, head_member,
-            layout: as in ``ragged_append``.
+            of the scores before the softmax. sinks: float32 ``[Hq]``, a score beside the tokens' that takes
+            weight from them and adds no value (gpt-oss). soft_cap: above 0, a score s becomes
+            ``soft_cap * tanh(s / soft_cap)`` (Gemma-2). pool, rows, query_start_loc, seq_lens, head_tier,
+            head_member, layout: as in ``ragged_append``.
 
     Raises:
         ValueError, TypeError: as in ``ragged_append``.
@@ -105,6 +109,10 @@ def ragged_attention(
         raise ValueError(f"query: {query.shape[1]} heads are not a multiple of the {heads} KV heads")
     if out.shape[0] != query.shape[0]:
         raise ValueError(f"out: {out.shape[0]} tokens, but query has {query.shape[0]}")
+    if sinks is not None:
+        check_sinks(sinks, query)
+    if not 0.0 <= soft_cap < float("inf"):
+        raise ValueError(f"soft_cap: must be 0 for none or positive and finite, is {soft_cap}")
     torch.ops.tangram.ragged_attention.default(
         out,
         query,
@@ -120,4 +128,6 @@ def ragged_attention(
         layout.chunk,
         layout.window,
         scale,
+        sinks,
+        soft_cap,
     )

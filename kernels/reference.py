@@ -73,6 +73,8 @@ def attention(
     head_member: torch.Tensor,
     layout: RaggedLayout,
     scale: float,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """Attend each request's new queries to its kept and raw tokens, in float32."""
     group = query.shape[1] // len(head_tier)
@@ -85,10 +87,17 @@ def attention(
         for head, (keys, values) in enumerate(history):
             q = query[start:stop, head * group : (head + 1) * group].float()
             scores = torch.einsum("qgd,jd->gqj", q, keys.float()) * scale
+            if soft_cap:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
             ahead = torch.ones(count, len(keys), dtype=torch.bool, device=q.device).triu(
                 len(keys) - count + 1
             )
-            weights = scores.masked_fill(ahead, float("-inf")).softmax(dim=-1)
+            scores = scores.masked_fill(ahead, float("-inf"))
+            if sinks is None:
+                weights = scores.softmax(dim=-1)
+            else:
+                sink = sinks[head * group : (head + 1) * group, None, None].expand(group, count, 1)
+                weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
             mixed = torch.einsum("gqj,jd->qgd", weights, values.float())
             out[start:stop, head * group : (head + 1) * group] = mixed.to(out.dtype)
 

@@ -22,11 +22,12 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kernels import implementation, prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
-from tangram import runtime, seal_meter
+from tangram import runtime, seal_meter, window_backend
 from tangram.errors import UnsupportedError
 from tangram.observation import Capture
 from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
+from tangram.window_backend import is_window
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,11 +54,19 @@ class RaggedBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(1)]
+        return [MultipleOf(min(runtime.window_blocks()) if is_window(kv_cache_spec) else 1)]
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         return []  # any
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True  # by passing such layers on
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
@@ -65,11 +74,15 @@ class RaggedBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        if not isinstance(spec, FullAttentionSpec) or spec.sliding_window is not None:
+        geometry = runtime.active().geometry
+        if is_window(spec):
+            return window_backend.block_spec(spec, geometry)
+        if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
             raise UnsupportedError(
-                f"the ragged cache serves full attention only, this model has {type(spec).__name__}"
+                "the ragged cache serves full attention, beside sliding-window layers; this model has "
+                f"{type(spec).__name__}"
             )
-        return RaggedSpec.from_full(spec, runtime.active().geometry)
+        return RaggedSpec.from_full(spec, geometry)
 
 
 @dataclass
@@ -96,9 +109,23 @@ class RaggedMetadata:
 
 
 class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
-    """Builds a step's metadata; requests that stand at a seal boundary are sealed first."""
+    """Builds a step's metadata; requests that stand at a seal boundary are sealed first.
+
+    For a group of sliding-window layers this makes vLLM's own builder instead.
+    """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+
+    def __new__(cls, kv_cache_spec: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_window(kv_cache_spec):
+            return window_backend.native().get_builder_cls()(kv_cache_spec, *args, **kwargs)
+        return super().__new__(cls)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
+        if is_window(kv_cache_spec):
+            return window_backend.cudagraph_support(vllm_config, kv_cache_spec)
+        return cls._cudagraph_support
 
     def __init__(
         self, kv_cache_spec: RaggedSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -106,6 +133,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         prepare(device)  # before the engine says that it is ready, not in somebody's first request
         meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
+        own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)
         self.dtype = kv_cache_spec.dtype
@@ -116,9 +144,9 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
                 torch.tensor(self.geometry.head_member[layer], dtype=torch.int32, device=device),
             )
             for name in layer_names
-            for layer in (extract_layer_index(name),)
+            for layer in (own.row(extract_layer_index(name)),)
         }
-        layers = {name: extract_layer_index(name) for name in layer_names}
+        layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
         self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
 
     def pool(self) -> torch.Tensor:
@@ -150,7 +178,12 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
 
 
 class RaggedImpl(AttentionImpl[Any]):
-    """One layer's attention over the ragged cache."""
+    """One layer's attention over the ragged cache; vLLM's own for a sliding-window layer."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        runtime.activate(get_current_vllm_config())
+        window = args[5] if len(args) > 5 else kwargs.get("sliding_window")
+        return super().__new__(cls) if window is None else window_backend.implementation(*args, **kwargs)
 
     def __init__(
         self,
@@ -168,11 +201,8 @@ class RaggedImpl(AttentionImpl[Any]):
     ) -> None:
         refused = {
             "ALiBi": alibi_slopes is not None,
-            "sliding-window attention": sliding_window is not None,
-            "logits soft cap": bool(logits_soft_cap),
             f"{attn_type} attention": attn_type != AttentionType.DECODER,
             "KV sharing between layers": kv_sharing_target_layer_name is not None,
-            "attention sinks as weights": sinks is not None,
         }
         for feature, used in refused.items():
             if used:
@@ -182,7 +212,13 @@ class RaggedImpl(AttentionImpl[Any]):
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
-        runtime.activate(get_current_vllm_config())
+        self.soft_cap = float(logits_soft_cap or 0.0)
+        self.sinks = sinks
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """The sinks, a weight of the model, as the kernels take them."""
+        if self.sinks is not None:
+            self.sinks = self.sinks.detach().to(torch.float32).contiguous()
 
     def forward(
         self,
@@ -211,5 +247,5 @@ class RaggedImpl(AttentionImpl[Any]):
         tier, member = step.tables[layer.layer_name]
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         ragged_append(key, value, *batch)
-        ragged_attention(output, query, *batch, self.scale)
+        ragged_attention(output, query, *batch, self.scale, self.sinks, self.soft_cap)
         return output

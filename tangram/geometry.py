@@ -23,6 +23,10 @@ A request holds one append-only row of page ids::
 
 Inside a page the heads of a tier lie side by side: ``pool[page, member, B, 2 * head_size]``, keys
 in the first half of the last axis and values in the second.
+
+In a model that also has sliding-window layers, ``layers`` counts the others only. vLLM keeps the window
+layers' cache in blocks of the same pool, as many layers side by side as fit into a page of ours: so a page
+must hold at least one such layer's block, ``window_block_bytes``.
 """
 
 from __future__ import annotations
@@ -36,6 +40,9 @@ from tangram.errors import ConfigError
 
 Head = tuple[int, int]
 """(layer, KV head)."""
+
+WINDOW_FIELDS = ("window_block_bytes", "window_layers", "window_block_tokens", "window_span")
+"""What is 0 in a model without sliding-window layers."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -66,6 +73,9 @@ class Geometry:
         page_tokens, chunk, window, rewind: tokens; see the module's picture.
         group_size: head slots of a page.
         tiers: every head of the model exactly once.
+        window_block_bytes: bytes of one sliding-window layer's block; 0 where there is no such layer.
+        window_layers: how many there are.
+        window_block_tokens, window_span: tokens of such a block, and tokens that such a layer sees.
     """
 
     layers: int
@@ -78,12 +88,16 @@ class Geometry:
     rewind: int
     group_size: int
     tiers: tuple[Tier, ...]
+    window_block_bytes: int = 0
+    window_layers: int = 0
+    window_block_tokens: int = 0
+    window_span: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_size", "itemsize", "page_tokens", "chunk", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")
-        for name in ("window", "rewind"):
+        for name in ("window", "rewind", *WINDOW_FIELDS):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, not {getattr(self, name)}")
         if self.chunk % self.page_tokens:
@@ -149,15 +163,25 @@ class Geometry:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes that a layer is charged for one token of one page: vLLM thinks in layers, so a page
-        of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each."""
+        of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each. The part must
+        not happen to be as large as a window layer's block: vLLM would then cut the layers into groups of
+        equal count, and take one page from several of ours."""
         slot = self.page_tokens * 2 * self.head_size * self.itemsize
-        state = ceil_div(self.group_size * slot, self.layers * self.page_tokens)
-        return ceil_div(state, self.itemsize) * self.itemsize
+        page = max(self.group_size * slot, self.window_block_bytes)
+        state = ceil_div(ceil_div(page, self.layers * self.page_tokens), self.itemsize) * self.itemsize
+        return state + self.itemsize * (state * self.page_tokens == self.window_block_bytes)
 
     @cached_property
     def page_bytes(self) -> int:
         """Bytes of a page in the pool, with the padding that ``state_bytes`` brings."""
         return self.layers * self.page_tokens * self.state_bytes
+
+    @cached_property
+    def window_groups(self) -> int:
+        """Page tables that vLLM keeps for the window layers: each holds as many layers as fit in a page."""
+        if not self.window_layers:
+            return 0
+        return ceil_div(self.window_layers, self.page_bytes // self.window_block_bytes)
 
     @cached_property
     def head_tier(self) -> tuple[tuple[int, ...], ...]:
@@ -255,14 +279,26 @@ class Geometry:
 
     # ---- memory --------------------------------------------------------------------------------
 
+    def window_pages(self, n: int) -> int:
+        """Pages that the window layers of a sequence of ``n`` tokens hold while it is idle, at most. They
+        trail behind by as much as it can go back, and need not begin at a block's edge."""
+        if not self.window_layers:
+            return 0
+        tokens = min(n, self.window_span - 1 + self.rewind + self.page_tokens)
+        return self.window_groups * (ceil_div(tokens, self.window_block_tokens) + (n > tokens))
+
     def bytes(self, n: int) -> int:
-        """Bytes of pool that a sequence of ``n`` tokens holds."""
-        return self.pages(n) * self.page_bytes
+        """Bytes of pool that a sequence of ``n`` tokens holds, its window layers included."""
+        return (self.pages(n) + self.window_pages(n)) * self.page_bytes
 
     def full_bytes(self, n: int) -> int:
-        """Bytes that a full cache of ``n`` tokens takes, in whole pages of ``page_tokens``."""
+        """Bytes that a full cache of ``n`` tokens takes, in whole pages of ``page_tokens``, beside the same
+        window layers."""
         tokens = ceil_div(n, self.page_tokens) * self.page_tokens
-        return tokens * self.layers * self.kv_heads * 2 * self.head_size * self.itemsize
+        return (
+            self.window_pages(n) * self.page_bytes
+            + tokens * self.layers * self.kv_heads * 2 * self.head_size * self.itemsize
+        )
 
     def kept_tokens(self, n: int, tier: int) -> int:
         """Tokens of a sequence of ``n`` that the heads of a tier still see."""
@@ -313,6 +349,7 @@ class Geometry:
             "tiers": [
                 {"keep": tier.keep, "heads": [list(head) for head in tier.heads]} for tier in self.tiers
             ],
+            **{name: getattr(self, name) for name in WINDOW_FIELDS},
             "ring_slots": self.ring_slots,
             "page_bytes": self.page_bytes,
         }
@@ -336,6 +373,7 @@ class Geometry:
                 "rewind",
             )
             numbers = {name: int(data[name]) for name in names}
+            numbers |= {name: int(data.get(name, 0)) for name in WINDOW_FIELDS}
             return cls(**numbers, group_size=int(data["group_size"]), tiers=tiers)
         except KeyError as missing:
             raise ConfigError(str(missing.args[0]), "missing from the geometry") from None

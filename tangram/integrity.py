@@ -33,6 +33,7 @@ def check(manager: RaggedManager, slots: Mapping[str, int]) -> None:
             raise CacheIntegrityError(f"page {page} has {len(found)} owners and {block.ref_cnt} references")
         if len(found) > 1 and (len(set(found)) > 1 or found[0] < geometry.ring_pages):
             raise CacheIntegrityError(f"page {page} has two owners and is not one sealed page of both")
+    owned = len(places) + manager.windows.in_use()
     total, free = pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
-    if free + len(places) != total:
-        raise CacheIntegrityError(f"{total - free - len(places)} of {total} pages have no owner")
+    if free + owned != total:
+        raise CacheIntegrityError(f"{total - free - owned} of {total} pages have no owner")

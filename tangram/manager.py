@@ -23,6 +23,7 @@ from vllm.v1.request import Request
 
 from tangram import integrity
 from tangram.errors import CacheIntegrityError
+from tangram.hybrid import ByPool, Windows, page_hashes
 from tangram.occupancy import Holding, Occupancy
 from tangram.resident import ResidentRows, Row
 from tangram.sharing import Lost, Offer, PrefixWatch, Prompt
@@ -71,6 +72,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         super().__init__(kv_cache_spec, *args, **kwargs)
         self.geometry = kv_cache_spec.geometry
         self.resident = ResidentRows(self.geometry, lambda page: self.block_pool.blocks[page].ref_cnt)
+        self.windows = Windows(self.block_pool)  # the scheduler brings the real one
+        vars(RaggedManager)["find_longest_cache_hit"].register(self, self.block_pool)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.final_length: Callable[[str], int] = lambda request_id: 0  # the most that a request can hold
         self._policy = Policy()
@@ -99,7 +102,8 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- what vLLM's coordinator calls, in the order of a request's life -----------------------------
 
-    def find_longest_cache_hit(  # called on the instance: rows are per manager
+    @ByPool
+    def find_longest_cache_hit(
         self, block_hashes: Sequence[Any], max_length: int, **_: Any
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
         """A row that this prompt continues: its first page as a ticket, and the tokens it offers."""
@@ -115,24 +119,29 @@ class RaggedManager(SingleTypeKVCacheManager):
         *args: Any,
         **kwargs: Any,
     ) -> int:
-        """Pages still missing for ``num_tokens``. Makes room for them at idle rows' expense when that is
-        enough to grant them. With reservation on, a new request that could not be carried to its end is
-        told that it needs more than there is."""
+        """Pages still missing for ``num_tokens``. Makes room for them, and for what the window layers miss,
+        at idle rows' expense when that is enough to grant them. With reservation on, a new request that could
+        not be carried to its end is told that it needs more than there is."""
         offer = self._accepted(new_computed_blocks)
         missing = self._missing(request_id, num_tokens, offer)
         spare = offer.row if offer else None
+        beside = self.windows.missing(request_id, num_tokens, offer.length if offer else 0, *args, **kwargs)
+        beside += sum(block.ref_cnt == 0 for block in offer.beside) if offer else 0
         if request_id not in self.req_to_blocks:
-            final, others = num_tokens, 0
+            final, others = num_tokens, beside
             if self._policy.reserve:
-                final, others = max(num_tokens, self.final_length(request_id)), self.outstanding()
+                final = max(num_tokens, self.final_length(request_id))
+                others = self.outstanding() + self.windows.most(final)
+                others -= self.windows.passed_on(spare) if spare and not spare.shared else 0
             if self._missing(request_id, final, offer) + others > self._available(spare):
                 if spare and self.geometry.pages(final) + others <= self._available(None):
                     self._evict(spare)  # it does not fit beside the row that it continues, but without
                 return self.block_pool.num_gpu_blocks
         # vLLM wants the headroom of waiting requests only, and of these not always: where it cannot be had,
         # the pages themselves must be.
-        if not self._make_room(missing + self._policy.headroom, spare):
-            self._make_room(missing, spare)
+        room = missing + beside
+        if not self._make_room(room + self._policy.headroom, spare):
+            self._make_room(room, spare)
         return missing
 
     def add_local_computed_blocks(
@@ -155,7 +164,10 @@ class RaggedManager(SingleTypeKVCacheManager):
             )
         if offer.forks:
             self._raw_from[request_id] = self.geometry.raw_start(offer.length)
+            # The window layers' managers may get their turn after the fork has taken pages from the pool.
+            self.block_pool.touch(offer.beside)
             self.req_to_blocks[request_id] = self._fork(offer)
+            self.block_pool.free_blocks(reversed(offer.beside))
         else:
             self._raw_from[request_id] = offer.row.raw_from if offer.row else 0
             self.req_to_blocks[request_id] = self._take_over(offer)
@@ -176,7 +188,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         row.extend(new)
         self.counters["seals"] += self.geometry.sealed(num_tokens) - self.geometry.sealed(before)
         if request := self._requests.get(request_id):
-            self._watch_prefix(request)
+            self._watch_prefix(request, self.windows.pending(request_id, num_tokens))
         return new
 
     def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
@@ -204,7 +216,9 @@ class RaggedManager(SingleTypeKVCacheManager):
         tokens = min(request.num_computed_tokens, request.num_tokens, written)
         excess = pages[self.geometry.pages(tokens) :]
         keep = [page.block_id for page in pages[: len(pages) - len(excess)]]
-        if keep and self.resident.add(request_id, keep, tokens, written, request.block_hashes, raw_from):
+        if keep and self.resident.add(request_id, keep, tokens, written, self._hashes(request), raw_from):
+            kept = self.resident.newest()
+            self.windows.hold(kept, request.block_hashes, kept.targets)
             self._enforce_share()
             return excess
         return pages
@@ -219,20 +233,27 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- offers ---------------------------------------------------------------------------------------
 
-    def _idle_offer(self, hashes: Sequence[Any], limit: int) -> Offer | None:
-        found = self.resident.find(hashes, limit, self._step)
-        if found is None:
-            return None
-        row, length = found
-        return Offer(length, self.block_pool.blocks[row.held()[0]], row=row)
+    def _hashes(self, request: Request) -> Sequence[Any]:
+        """The hash of the prefix that ends with each whole page of a request."""
+        return page_hashes(request.block_hashes, self.block_pool, self.geometry.page_tokens)
 
-    def _running_offer(self, hashes: Sequence[Any], limit: int) -> Offer | None:
+    def _idle_offer(self, block_hashes: Sequence[Any], limit: int) -> Offer | None:
+        hashes = page_hashes(block_hashes, self.block_pool, self.geometry.page_tokens)
+        while (found := self.resident.find(hashes, limit, self._step)) is not None:
+            row, length = found
+            if (beside := self.windows.blocks_at(block_hashes, length)) is not None:
+                return Offer(length, self.block_pool.blocks[row.held()[0]], row=row, beside=tuple(beside))
+            limit = length - 1
+        return None
+
+    def _running_offer(self, block_hashes: Sequence[Any], limit: int) -> Offer | None:
         """What a running request has computed of this prompt, near its end: two answers to one question."""
+        hashes = page_hashes(block_hashes, self.block_pool, self.geometry.page_tokens)
         if not hashes:
             return None
         best: Offer | None = None
         for name, request in self._requests.items():
-            own = request.block_hashes
+            own = self._hashes(request)
             if name in self._fresh or not own or own[0] != hashes[0]:
                 continue
             # Written so far, or in this step: of its drafts some may have been rejected.
@@ -241,9 +262,15 @@ class RaggedManager(SingleTypeKVCacheManager):
             lengths = self.resident.resumable(tokens, written, self._raw_from.get(name, 0))
             for length in reversed(lengths):
                 index = length // self.geometry.page_tokens - 1
-                if length <= limit and index < min(len(own), len(hashes)) and own[index] == hashes[index]:
+                if (
+                    length <= limit
+                    and index < min(len(own), len(hashes))
+                    and own[index] == hashes[index]
+                    and (beside := self.windows.blocks_at(block_hashes, length)) is not None
+                ):
                     if best is None or length > best.length:
-                        best = Offer(length, self.req_to_blocks[name][0], source=name)
+                        ticket = self.req_to_blocks[name][0]
+                        best = Offer(length, ticket, source=name, beside=tuple(beside))
                     break
         return best
 
@@ -274,6 +301,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         if row is None:
             raise CacheIntegrityError("only an idle row can be taken over")
         pages = self._blocks(self.resident.take(row))
+        self.windows.release(row)  # their managers take them over in this same call of vLLM's
         held = self.geometry.resumed_pages(offer.length)
         self.block_pool.free_blocks(reversed(pages[held:]))
         self.counters["takeovers"] += 1
@@ -312,8 +340,9 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- prefixes that several conversations share ------------------------------------------------------
 
-    def _watch_prefix(self, request: Request) -> None:
-        """Keep the prefix that the request has just left behind, if another request had it before."""
+    def _watch_prefix(self, request: Request, pending: int) -> None:
+        """Keep the prefix that the request has just left behind, if another request had it before and if
+        there is room beside ``pending`` pages."""
         name, computed = request.request_id, request.num_computed_tokens
         chunk = self._next_prefix.get(name, 0)
         length = self.geometry.prefix_length(chunk)
@@ -322,10 +351,11 @@ class RaggedManager(SingleTypeKVCacheManager):
         self._next_prefix[name] = chunk + 1
         index = length // self.geometry.page_tokens - 1
         prompt = request.prompt_token_ids
-        if prompt is None or length > len(prompt) or index >= len(request.block_hashes):
+        hashes = self._hashes(request)
+        if prompt is None or length > len(prompt) or index >= len(hashes):
             return
-        prefix = request.block_hashes[index]
-        known = Prompt.of(request.block_hashes, prompt, self.geometry.page_tokens)
+        prefix = hashes[index]
+        known = Prompt.of(hashes, prompt, self.geometry.page_tokens)
         shared = self._prefixes.shared(prefix, known)
         if not shared or self.resident.has_prefix(prefix):
             return
@@ -335,14 +365,15 @@ class RaggedManager(SingleTypeKVCacheManager):
             and self.geometry.can_rewind(computed, length)
             and self.geometry.raw_start(length) >= raw_from
         ):
-            self._keep_prefix(name, length, prefix)
+            self._keep_prefix(request, length, prefix, pending)
 
-    def _keep_prefix(self, name: str, length: int, prefix: Any) -> None:
+    def _keep_prefix(self, request: Request, length: int, prefix: Any, pending: int) -> None:
+        name = request.request_id
         row = self.req_to_blocks[name]
         entries = self.geometry.raw_entries(length)
         if self._policy.reserve and len(entries) + self.outstanding() > self._available(None):
             return
-        if not self._make_room(len(entries) + self._policy.headroom):
+        if not self._make_room(len(entries) + pending + self._policy.headroom):
             return
         pages: list[int | None] = [None] * self.geometry.ring_pages
         for entry, page in zip(entries, self.block_pool.get_new_blocks(len(entries)), strict=True):
@@ -353,14 +384,16 @@ class RaggedManager(SingleTypeKVCacheManager):
         pages += [page.block_id for page in shared]
         if shorter := self.resident.unused_prefix(name):  # the longer one serves whoever shares it
             self.block_pool.free_blocks(self._blocks(self.resident.take(shorter)))
+            self.windows.release(shorter)
         self.resident.add_prefix(name, pages, length, prefix, self._step)
+        self.windows.hold(self.resident.newest(), request.block_hashes, [length])
         self.counters["prefixes"] += 1
         self._enforce_share()
 
     def _count_return(self, request: Request) -> None:
         """Was this a conversation that had been evicted?"""
         resumed = self._resumed.get(request.request_id, 0)
-        again = self._lost.returned(request.block_hashes, self.geometry.page_tokens, resumed)
+        again = self._lost.returned(self._hashes(request), self.geometry.page_tokens, resumed)
         self.counters["misses"] += again > 0
         self.counters["reprefilled_tokens"] += max(0, again)
 
@@ -370,11 +403,15 @@ class RaggedManager(SingleTypeKVCacheManager):
         """Pages that running requests may still ask for."""
         return sum(
             max(0, self.geometry.pages(self.final_length(name)) - len(row))
+            + self.windows.outstanding(name, self.final_length(name))
             for name, row in self.req_to_blocks.items()
         )
 
+    def _releasable(self, spare: Row | None = None) -> int:
+        return self.resident.releasable(spare) + self.windows.releasable(spare)
+
     def _available(self, spare: Row | None) -> int:
-        return self.block_pool.get_num_free_blocks() + self.resident.releasable(spare)
+        return self.block_pool.get_num_free_blocks() + self._releasable(spare)
 
     def _make_room(self, pages: int, spare: Row | None = None) -> bool:
         """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""
@@ -389,11 +426,12 @@ class RaggedManager(SingleTypeKVCacheManager):
     def _enforce_share(self) -> None:
         """Idle rows hold no more than their share of the pool."""
         most = int(self._policy.resident_share * (self.block_pool.num_gpu_blocks - 1))
-        while self.resident.releasable() > most and (row := self.resident.oldest()):
+        while self._releasable() > most and (row := self.resident.oldest()):
             self._evict(row)
 
     def _evict(self, row: Row) -> None:
         self.block_pool.free_blocks(reversed(self._blocks(self.resident.take(row))))
+        self.windows.release(row)
         self.counters["evictions"] += 1
         if not row.shared:
             self._lost.evicted(row)
@@ -429,10 +467,14 @@ class RaggedManager(SingleTypeKVCacheManager):
         """What is in the pool now."""
         now = time.monotonic()
         running, idle = self.held_rows()
-        holdings = [Holding(name, "running", self._slots.get(name, 0), row) for name, row in running.items()]
+        holdings = [
+            Holding(name, "running", self._slots.get(name, 0), row, beside=self.windows.running(name))
+            for name, row in running.items()
+        ]
         for row in idle:
             state = "prefix" if row.shared else "resident"
-            holdings.append(Holding(row.name, state, row.tokens, list(row.pages), now - row.since))
+            beside = self.windows.held(row)
+            holdings.append(Holding(row.name, state, row.tokens, list(row.pages), now - row.since, beside))
         return Occupancy(
             holdings,
             total_pages=self.block_pool.num_gpu_blocks - 1,

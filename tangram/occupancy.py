@@ -17,6 +17,7 @@ class Holding:
     Attributes:
         state: as in :class:`tangram.telemetry.Sequence`.
         pages: page ids, in order; None where the row needs none.
+        beside: page ids of its sliding-window layers.
     """
 
     name: str
@@ -24,6 +25,13 @@ class Holding:
     tokens: int
     pages: Pages[int | None]
     idle_seconds: float | None = None
+    beside: Pages[int] = ()
+
+    def places(self) -> list[tuple[int, int]]:
+        """All its pages, and the place of each in the row; those of window layers are as young as the
+        ring's."""
+        row = [(place, page) for place, page in enumerate(self.pages) if page is not None]
+        return row + [(0, page) for page in self.beside]
 
 
 @dataclass(frozen=True)
@@ -37,13 +45,13 @@ class Occupancy:
 
     def snapshot(self, geometry: Geometry, running: int = 0, waiting: int = 0) -> CacheSnapshot:
         """Count. A page with several owners counts once by kind, under the first of ``KINDS``."""
-        owners = Counter(page for holding in self.holdings for page in holding.pages if page is not None)
+        owners = Counter(page for holding in self.holdings for _, page in holding.places())
         by_kind = dict.fromkeys(KINDS, 0) | {"free": self.free_pages}
         counted: set[int] = set()
         for state in ("running", "resident", "prefix"):
             for holding in (h for h in self.holdings if h.state == state):
-                for place, page in enumerate(holding.pages):
-                    if page is None or page in counted:
+                for place, page in holding.places():
+                    if page in counted:
                         continue
                     if owners[page] > 1:
                         counted.add(page)
@@ -55,9 +63,9 @@ class Occupancy:
                 state=holding.state,
                 tokens=holding.tokens,
                 sealed_chunks=geometry.sealed(holding.tokens),
-                pages=sum(page is not None for page in holding.pages),
+                pages=len(holding.places()),
                 idle_seconds=holding.idle_seconds,
-                shared_pages=sum(page is not None and owners[page] > 1 for page in holding.pages),
+                shared_pages=sum(owners[page] > 1 for _, page in holding.places()),
             )
             for holding in self.holdings
         ]

@@ -16,6 +16,9 @@ from tangram.config import TangramConfig
 from tangram.geometry import Geometry
 from tangram.profile import Matrix, ModelShape, Profile, build_geometry, in_force
 
+MANY_GROUPS = 12
+"""Page tables of sliding-window layers above which there is a warning."""
+
 LENGTHS = (4096, 16384, 65536)
 """Conversation lengths, tokens, at which a prediction is worked out where nobody names others."""
 
@@ -174,7 +177,7 @@ def measure(
         hollow = sum(g.tier_pages(n, index) * gap for index, gap in enumerate(missing)) * slot
         return AtLength(
             tokens=n,
-            pages=g.pages(n),
+            pages=g.pages(n) + g.window_pages(n),
             bytes=held,
             full_bytes=g.full_bytes(n),
             bytes_per_token=held / n,
@@ -218,6 +221,11 @@ def _warnings(
         found.append("groups of more than a sixth of all heads were seen to lose recall")
     if geometry.budget < 0.2:
         found.append("below a retention of 0.2 recall of details was seen to suffer")
+    if geometry.window_groups > MANY_GROUPS:
+        found.append(
+            f"the sliding-window layers need {geometry.window_groups} page tables a conversation, which "
+            "costs time at every step: pages of more tokens need fewer"
+        )
     if max(flat) - min(flat) < 1e-9 and geometry.budget < 0.999:
         found.append("no calibrated profile: all heads keep the same, which loses recall of details")
     if geometry.padding > NOTED_PADDING:

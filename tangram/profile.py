@@ -18,7 +18,7 @@ from typing import Any
 
 from tangram.config import TangramConfig
 from tangram.errors import ConfigError, ProfileError
-from tangram.geometry import Geometry, Head, Tier
+from tangram.geometry import Geometry, Head, Tier, ceil_div
 
 FORMAT = "tangram-profile"
 VERSION = 1
@@ -28,7 +28,18 @@ Matrix = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the cache must know of a model. ``itemsize``: bytes of a cache element."""
+    """What the cache must know of a model.
+
+    Attributes:
+        layers: layers that attend to everything. The others, if any, are sliding-window layers, whose cache
+            is vLLM's.
+        itemsize: bytes of a cache element.
+        full_layers: the model's indices of these layers; empty when all of its layers are such.
+        window_layers: how many sliding-window layers there are.
+        window_span: tokens that one of them sees.
+        window_state_bytes: bytes of a token in the cache of one of them.
+        window_blocks: tokens that their kernel can have in a block, or multiples of these, best first.
+    """
 
     name: str
     layers: int
@@ -37,6 +48,29 @@ class ModelShape:
     itemsize: int
     dtype: str
     max_model_len: int
+    full_layers: tuple[int, ...] = ()
+    window_layers: int = 0
+    window_span: int = 0
+    window_state_bytes: int = 0
+    window_blocks: tuple[int, ...] = ()
+
+    def window_block(self, page_tokens: int) -> int:
+        """Tokens in a block of a sliding-window layer: a page's tokens are a multiple of it, so that all
+        lengths from which a conversation can resume are edges of both; 0 without such layers.
+
+        Raises:
+            ConfigError: no supported size divides a page.
+        """
+        if not self.window_layers:
+            return 0
+        for size in self.window_blocks:
+            if page_tokens % size == 0:
+                return size
+        raise ConfigError(
+            "page_tokens",
+            f"must be a multiple of {min(self.window_blocks)} for a model with sliding-window layers, "
+            f"not {page_tokens}",
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +205,11 @@ def group_size(config: TangramConfig, shape: ModelShape) -> int:
         ConfigError: more heads were asked for than the model has.
     """
     total = shape.layers * shape.kv_heads
-    group = config.group_size or default_group_size(shape.layers, shape.kv_heads)
+    window_block_bytes = shape.window_block(config.page_tokens) * shape.window_state_bytes
+    slot = config.page_tokens * 2 * shape.head_size * shape.itemsize
+    # No smaller than what one window layer needs of a page: smaller groups would leave the rest of it empty.
+    least = min(total, ceil_div(window_block_bytes, slot))
+    group = config.group_size or max(default_group_size(shape.layers, shape.kv_heads), least)
     if group > total:
         raise ConfigError("group_size", f"must be at most the model's {total} heads, not {group}")
     return min(group, shape.kv_heads) if config.scope == "layer" else group
@@ -185,6 +223,7 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
     """
     budgets = in_force(config, shape, profile).budgets(config.retention, config.alpha)
     group = group_size(config, shape)
+    window_block = shape.window_block(config.page_tokens)
     groups = [
         block[start : start + group]
         for block in _blocks(config.scope, budgets)
@@ -202,6 +241,10 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
         rewind=config.rewind,
         group_size=group,
         tiers=tiers,
+        window_block_bytes=window_block * shape.window_state_bytes,
+        window_layers=shape.window_layers,
+        window_block_tokens=window_block,
+        window_span=shape.window_span,
     )
 
 

@@ -85,6 +85,10 @@ class ResidentRows:
         """All rows, the next one to be evicted first."""
         return list(self._rows.values())
 
+    def newest(self) -> Row:
+        """The row that was kept, or used, last."""
+        return next(reversed(self._rows.values()))
+
     # ---- where a sequence can be resumed ----------------------------------------------------------------
 
     def resumable(self, tokens: int, written: int, raw_from: int = 0) -> list[int]:
@@ -100,6 +104,10 @@ class ResidentRows:
             for n in lengths
             if n >= size and self._geometry.can_rewind(written, n) and self._geometry.raw_start(n) >= raw_from
         )
+
+    def furthest_back(self) -> int:
+        """Tokens before its end from which on a row can be resumed, at most."""
+        return self._geometry.rewind + self._geometry.page_tokens + self.observed
 
     def _observable(self, n: int) -> int:
         """``n``, or the length from which on the scorer sees all that it needs at the next boundary (at

@@ -5,15 +5,17 @@ Every process (API server, engine core, worker) derives the same geometry from t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.platforms import current_platform
 
 from kernels.layout import RaggedLayout
 from tangram.config import TangramConfig
 from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
+from tangram.layers import layer_kinds
 from tangram.profile import ModelShape, Profile, build_geometry, in_force
 
 if TYPE_CHECKING:
@@ -37,6 +39,20 @@ class Runtime:
         profile = in_force(config, shape)
         return cls(config, shape, profile, build_geometry(config, shape, profile))
 
+    def row(self, layer: int) -> int:
+        """The place of a layer of the model in the head tables.
+
+        Raises:
+            UnsupportedError: the model was built otherwise than its configuration says.
+        """
+        rows = self.shape.full_layers or range(self.shape.layers)
+        if layer not in rows:
+            raise UnsupportedError(
+                f"layer {layer} uses full attention, which this model's configuration does not say of it: "
+                "the ragged cache cannot tell which layers to compress"
+            )
+        return rows.index(layer)
+
     def budgets(self) -> list[list[float]]:
         """[layers][kv_heads]: the heads' own budgets, before tiers and pages round them."""
         return self.profile.budgets(self.config.retention, self.config.alpha)
@@ -57,15 +73,38 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
     """The attention shape of the model that vLLM is about to serve."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     dtype = cache_dtype(vllm_config)
-    return ModelShape(
+    kinds = layer_kinds(model.hf_text_config, model.get_num_layers(parallel))
+    kv_heads, head_size = model.get_num_kv_heads(parallel), model.get_head_size()
+    shape = ModelShape(
         name=str(model.served_model_name or model.model),
-        layers=model.get_num_layers(parallel),
-        kv_heads=model.get_num_kv_heads(parallel),
-        head_size=model.get_head_size(),
+        layers=len(kinds.full),
+        kv_heads=kv_heads,
+        head_size=head_size,
         itemsize=dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=model.max_model_len,
     )
+    if not kinds.window:
+        return shape
+    if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        raise UnsupportedError(
+            "this model has sliding-window layers, whose cache must be kept apart from ours: leave out "
+            "--disable-hybrid-kv-cache-manager"
+        )
+    return replace(
+        shape,
+        full_layers=kinds.full,
+        window_layers=kinds.window,
+        window_span=kinds.span,
+        window_state_bytes=kv_heads * 2 * head_size * dtype.itemsize,
+        window_blocks=window_blocks(),
+    )
+
+
+def window_blocks() -> tuple[int, ...]:
+    """Tokens of a sliding-window layer's block that vLLM's kernels take, or multiples of these. On the CPU
+    its faster kernel wants 32, its other one 16."""
+    return (32, 16) if current_platform.is_cpu() else (16,)
 
 
 def kernel_layout(geometry: Geometry) -> RaggedLayout:

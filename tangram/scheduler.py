@@ -9,11 +9,13 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
 from tangram.config import TangramConfig
 from tangram.control import ControlServer, socket_path
 from tangram.errors import ConfigError, UnsupportedError
+from tangram.hybrid import Windows
 from tangram.manager import Policy, RaggedManager
 
 logger = init_logger(__name__)
@@ -24,11 +26,13 @@ class TangramScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        if len(managers) != 1 or not isinstance(managers[0], RaggedManager):
+        coordinator = self.kv_cache_manager.coordinator
+        own = [m for m in coordinator.single_type_managers if isinstance(m, RaggedManager)]
+        others = [m for m in coordinator.single_type_managers if not isinstance(m, RaggedManager)]
+        if len(own) != 1 or any(type(manager) is not SlidingWindowManager for manager in others):
             raise UnsupportedError(
-                "this model's layers do not all use the ragged cache (sliding-window, MLA, Mamba and "
-                "encoder-decoder models are not supported), or the attention backend is not Tangram's: "
+                "this model has layers that use neither the ragged cache nor a sliding window (MLA, Mamba "
+                "and encoder-decoder models are not supported), or the attention backend is not Tangram's: "
                 "start the engine with `tangram serve`"
             )
         parallel = self.vllm_config.parallel_config
@@ -38,7 +42,7 @@ class TangramScheduler(AsyncScheduler):
             raise UnsupportedError("speculative decoding cannot be used with the ragged cache yet")
         if self.connector is not None:
             raise UnsupportedError("KV connectors cannot be used with the ragged cache")
-        self.manager: RaggedManager = managers[0]
+        self.manager: RaggedManager = own[0]
         config = TangramConfig.from_additional_config(self.vllm_config.additional_config)
         self.manager.policy = Policy(
             reserve=config.reserve,
@@ -46,6 +50,9 @@ class TangramScheduler(AsyncScheduler):
             observed=config.observed,
             headroom=self.kv_cache_manager.watermark_blocks,
         )
+        if others:
+            trailing = self.manager.resident.furthest_back()
+            self.manager.windows = Windows.of(coordinator, trailing)
         self.manager.final_length = self._final_length
         self._check_capacity()
         self.preemptions = 0
@@ -62,6 +69,7 @@ class TangramScheduler(AsyncScheduler):
         """One conversation of the greatest length must fit, or it would wait for ever."""
         pages = self.manager.block_pool.num_gpu_blocks - 1
         needed = self.manager.geometry.pages(self.max_model_len)
+        needed += self.manager.windows.most(self.max_model_len)
         if needed > pages:
             raise ConfigError(
                 "max_model_len",

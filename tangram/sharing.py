@@ -25,12 +25,14 @@ class Offer:
         ticket: the first page of the source, by which vLLM hands the offer back to the manager.
         row: the idle row, or None when the source is running.
         source: the running request, or None.
+        beside: blocks that the sliding-window layers continue from; some may be free, with their content.
     """
 
     length: int
     ticket: Any
     row: Row | None = None
     source: str | None = None
+    beside: tuple[Any, ...] = ()
 
     @property
     def forks(self) -> bool:

@@ -35,6 +35,16 @@ class RaggedSpec(FullAttentionSpec):
                 f"vLLM's block size is {spec.block_size} but page_tokens is {geometry.page_tokens}: "
                 f"start vLLM with --block-size {geometry.page_tokens} (tangram serve does)"
             )
+        if (spec.num_kv_heads, spec.head_size, spec.head_size_v) != (
+            geometry.kv_heads,
+            geometry.head_size,
+            geometry.head_size,
+        ):
+            raise UnsupportedError(
+                f"a full-attention layer has {spec.num_kv_heads} KV heads of size {spec.head_size} (values "
+                f"{spec.head_size_v}), but the model's configuration says {geometry.kv_heads} of "
+                f"{geometry.head_size}: layers of different shapes cannot share the ragged cache"
+            )
         return cls(
             block_size=spec.block_size,
             num_kv_heads=spec.num_kv_heads,
@@ -71,6 +81,11 @@ def pool_view(layer_cache: torch.Tensor, geometry: Geometry, dtype: torch.dtype)
     """
     storage = layer_cache.untyped_storage()
     page = geometry.page_bytes // dtype.itemsize
+    if layer_cache.stride(0) != page:
+        raise UnsupportedError(
+            f"vLLM laid the KV cache out in blocks of {layer_cache.stride(0) * dtype.itemsize} bytes, a page "
+            f"of the ragged cache has {geometry.page_bytes}"
+        )
     slot = geometry.page_tokens * 2 * geometry.head_size
     pages = layer_cache.shape[0]
     if storage.nbytes() < pages * geometry.page_bytes:

@@ -6,55 +6,23 @@
 #pragma once
 
 #include <atomic>
-#include <cstdlib>
-#include <new>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include "element.h"
 #include "plan.h"
 #include "step.h"
 #include "tile.h"
+#include "workspace.h"
 
 namespace tangram {
 
 struct Heads {
   void* out;          // [tokens, query_heads, head_size]
   const void* query;  // likewise
+  const float* sinks;  // [query_heads], a score beside the tokens' that has no value, or null
   int64_t out_token, out_head, query_token, query_head, query_heads;
   double scale;
+  double soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0 leaves them
 };
-
-// Aligned memory that lives as long as its thread and only grows.
-class Workspace {
- public:
-  float* floats(int64_t count) {
-    if (count > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = static_cast<float*>(std::aligned_alloc(64, size_t(round_up(count, 16)) * sizeof(float)));
-      if (!data_) throw std::bad_alloc();
-      std::memset(data_, 0, size_t(count) * sizeof(float));
-      size_ = count;
-    }
-    return data_;
-  }
-  ~Workspace() { std::free(data_); }
-
- private:
-  float* data_ = nullptr;
-  int64_t size_ = 0;
-};
-
-inline int thread_number() {
-#if defined(_OPENMP)
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
 
 template <class E>
 class Attention {
@@ -128,7 +96,7 @@ class Attention {
     load_queries(request, task, l);
     if (task.span >= 0) return add_span(view, task, task.span, l, softmax_at(partial_ + task.part, rows));
     const int64_t total = spans(view.kept()) + spans(visible(view, task.token + task.count - 1));
-    l.total.clear(rows, stride_);
+    before_any(task, rows, l.total);
     for (int64_t span = 0; span < total; ++span) {
       if (!add_span(view, task, span, l, l.span)) return false;
       merge(l.span, first_row(view, task, span), rows, stride_, l.total);
@@ -141,12 +109,22 @@ class Attention {
     const Request request = request_of(step_, task.request);
     const HeadView<E> view(step_, request, task.head);
     const int rows = int(task.count) * group_;
-    l.total.clear(rows, stride_);
+    before_any(task, rows, l.total);
     for (int64_t span = 0; span < task.parts; ++span) {
       const Softmax part = softmax_at(partial_ + task.part + span * softmax_floats(rows, stride_), rows);
       merge(part, first_row(view, task, span), rows, stride_, l.total);
     }
     write(request, task, l.total);
+  }
+
+  // The softmax of the task's rows before any token: nothing, or the sink of each row's head.
+  void before_any(const Task& task, int rows, const Softmax& total) const {
+    total.clear(rows, stride_);
+    if (!heads_.sinks) return;
+    for (int r = 0; r < rows; ++r) {
+      total.top[r] = heads_.sinks[task.head * group_ + r % group_];
+      total.sum[r] = 1.0f;
+    }
   }
 
   // Raw tokens that a new token of the request sees, itself included.
@@ -194,7 +172,7 @@ class Attention {
       load_keys(token, count, size_, l.keys, kBlock);
       const auto add = [&](auto values) {
         add_tile<pairs<E>>(l.query, stride_, first, rows, l.limit, l.keys, depth<E>(size_), values, stride_,
-                           float(heads_.scale), l.scores, l.scratch, to);
+                           {float(heads_.scale), float(heads_.soft_cap)}, l.scores, l.scratch, to);
       };
       if (rows - first <= kRowStep && size_ == stride_) {
         add([&](int j, int d) { return widen(token[j] + size_ + d); });  // each value is used once: no tile

@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = 7
 # Packing takes half the time of filling a ctypes.Structure, and each layer of a decode step pays it twice.
 _STEP = struct.Struct("7P16q")  # tangram::Step, step.h
 _FRESH = struct.Struct("2P4q")  # tangram::Fresh, append.h
-_HEADS = struct.Struct("2P5qd")  # tangram::Heads, attention.h
+_HEADS = struct.Struct("3P5q2d")  # tangram::Heads, attention.h
 
 
 class Native:
@@ -86,12 +86,15 @@ class Native:
         chunk: int,
         window: int,
         scale: float,
+        sinks: torch.Tensor | None = None,
+        soft_cap: float = 0.0,
     ) -> None:
         """``ragged_attention``."""
         tables = (rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset)
         step = _step(query.shape[0], pool, tables, (page_tokens, ring_slots, chunk, window))
         strides = (*out.stride()[:2], *query.stride()[:2])
-        heads = _HEADS.pack(out.data_ptr(), query.data_ptr(), *strides, query.shape[1], scale)
+        pointers = (out.data_ptr(), query.data_ptr(), 0 if sinks is None else sinks.data_ptr())
+        heads = _HEADS.pack(*pointers, *strides, query.shape[1], scale, soft_cap)
         _raise_for(self._attention(step, heads))
 
 

@@ -30,6 +30,12 @@ inline void with_rows(int rows, F f) {
   f(std::integral_constant<int, Most>{});
 }
 
+// What becomes of a product of query and key.
+struct Scoring {
+  float scale;
+  float soft_cap;  // 0 for none
+};
+
 // scores[r][j] = scale * sum_d query[r][d] * keys[d][j], for all kBlock columns. With Pairs, d counts words of two
 // bfloat16; without, float32.
 template <int Rows, bool Pairs>
@@ -100,6 +106,13 @@ struct Softmax {
   }
 };
 
+// Replace scores s by limit * tanh(s / limit).
+inline void cap(float* scores, float limit) {
+  const Vec inverse = broadcast(1.0f / limit);
+  for (int j = 0; j < kBlock; j += kLanes)
+    store(scores + j, tanh(load<Vec>(scores + j) * inverse) * broadcast(limit));
+}
+
 // The largest of the first `limit` scores; those after it become -inf.
 inline float mask_and_max(float* scores, int limit) {
   const Vec none = broadcast(-__builtin_inff());
@@ -130,13 +143,15 @@ inline float weigh(float* scores, float top) {
 // do not decrease with r. `keys` is transposed, [depth][kBlock]; values(j, d) is the vector at d of token j's value.
 template <bool Pairs, class Values>
 inline void add_tile(const float* query, int query_stride, int first, int rows, const int* limit, const float* keys,
-                     int depth, Values values, int stride, float scale, float* scores, float* scratch,
+                     int depth, Values values, int stride, Scoring scoring, float* scores, float* scratch,
                      const Softmax& state) {
   for (int r = first; r < rows; r += kRowStep)
     with_rows<kRowStep>(rows - r, [&](auto count) {
-      score<decltype(count)::value, Pairs>(query + r * query_stride, query_stride, keys, depth, scale,
+      score<decltype(count)::value, Pairs>(query + r * query_stride, query_stride, keys, depth, scoring.scale,
                                            scores + r * kBlock);
     });
+  if (scoring.soft_cap > 0)
+    for (int r = first; r < rows; ++r) cap(scores + r * kBlock, scoring.soft_cap);
   float* top = scratch;
   for (int r = first; r < rows; ++r) top[r] = mask_and_max(scores + r * kBlock, limit[r]);
   float* fade = scratch + (rows + kLanes - 1) / kLanes * kLanes;

@@ -25,6 +25,8 @@ class Sizes:
     members: int = 4
     spare_slots: int = 2
     page_padding: int = 0
+    sinks: tuple[float, ...] | None = None
+    soft_cap: float = 0.0
     ring: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,8 +128,13 @@ class Batch:
                 hidden = seen[None, :] > asking[:, None]
                 for query in range(head * s.group, (head + 1) * s.group):
                     scores = self.queries[request][asking, query].double() @ keys.T * self.scale
+                    if s.soft_cap:
+                        scores = torch.tanh(scores / s.soft_cap) * s.soft_cap
                     scores[hidden] = float("-inf")
-                    out[at : at + count, query] = scores.softmax(-1) @ values
+                    if s.sinks is not None:  # takes its share of the weight, and has no value
+                        sink = torch.full((count, 1), s.sinks[query], dtype=torch.float64)
+                        scores = torch.cat((scores, sink), dim=-1)
+                    out[at : at + count, query] = scores.softmax(-1)[:, : len(seen)] @ values
             at += count
         return out
 
@@ -135,6 +142,12 @@ class Batch:
     def tables(self) -> tuple[torch.Tensor, ...]:
         """What both operators take after the pool, up to the layout."""
         return self.rows, self.query_start_loc, self.seq_lens, self.tier, self.member
+
+    @property
+    def scoring(self) -> dict[str, torch.Tensor | float | None]:
+        """What attention takes after the scale."""
+        sinks = None if self.sizes.sinks is None else torch.tensor(self.sizes.sinks)
+        return {"sinks": sinks, "soft_cap": self.sizes.soft_cap}
 
     @property
     def scale(self) -> float:

@@ -20,7 +20,7 @@ def attend(batch: Batch, sums: float = SUMS) -> None:
     key, value, query = (batch.step(parts) for parts in (batch.keys, batch.values, batch.queries))
     ragged_append(key, value, batch.pool, *batch.tables, layout)
     out = torch.full_like(query, float("nan"))
-    ragged_attention(out, query, batch.pool, *batch.tables, layout, batch.scale)
+    ragged_attention(out, query, batch.pool, *batch.tables, layout, batch.scale, **batch.scoring)
     check(out, batch, sums)
 
 
@@ -60,6 +60,38 @@ def test_the_ring_wraps(spare: int, implementation: str) -> None:
     sizes = Sizes(spare_slots=spare, head_size=32)
     boundary = 5 * sizes.chunk + sizes.window
     attend(Batch(sizes, [boundary + 1, boundary + sizes.chunk, boundary], [1, sizes.chunk, 5]))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("soft_cap", [0.0, 0.5, 30.0])
+@pytest.mark.parametrize("sinks", [None, (-40.0, 0.0, 1.5, 60.0)])
+def test_sinks_and_soft_caps(
+    sinks: tuple[float, ...] | None, soft_cap: float, dtype: torch.dtype, implementation: str
+) -> None:
+    """A decoded token whose history is shared between threads, a prefill, and a first token."""
+    sizes = Sizes(head_size=32, dtype=dtype, kv_heads=2, group=2, sinks=sinks, soft_cap=soft_cap)
+    attend(Batch(sizes, [64 * 12 + 41, 130, 1], [1, 30, 1]))
+
+
+def test_an_infinitely_low_sink_is_none(implementation: str) -> None:
+    """Bit for bit: a sink starts the softmax, it does not change the order of its sums."""
+    batch = Batch(Sizes(head_size=32, kv_heads=1, group=2), [64 * 3 + 41], [5])
+    layout, query = batch.sizes.layout, batch.step(batch.queries)
+    ragged_append(batch.step(batch.keys), batch.step(batch.values), batch.pool, *batch.tables, layout)
+    outs = []
+    for sinks in (None, torch.full((2,), float("-inf"))):
+        out = torch.empty_like(query)
+        ragged_attention(out, query, batch.pool, *batch.tables, layout, batch.scale, sinks=sinks)
+        outs.append(out)
+    assert torch.equal(*outs)
+
+
+def test_large_scores_under_a_soft_cap(implementation: str) -> None:
+    sizes = Sizes(head_size=64, dtype=torch.float32, soft_cap=50.0)
+    batch = Batch(sizes, [350, 90], [40, 1])
+    for request in range(2):
+        batch.queries[request] *= 60.0
+    attend(batch, sums=2e-4)
 
 
 def test_empty_requests_and_padding_rows_are_left_alone(implementation: str) -> None:
@@ -137,7 +169,11 @@ def batches(draw: st.DrawFn) -> Batch:
         dtype=draw(st.sampled_from(list(TOLERANCE))),
         spare_slots=draw(st.integers(0, 2)),
         page_padding=draw(st.sampled_from([0, 2, 64])),
+        soft_cap=draw(st.sampled_from([0.0, 5.0])),
     )
+    if draw(st.booleans()):
+        heads = sizes.kv_heads * sizes.group
+        sizes.sinks = tuple(draw(st.lists(st.floats(-9.0, 9.0, width=32), min_size=heads, max_size=heads)))
     lengths, steps = [], []
     for _ in range(draw(st.integers(1, 4))):
         cached = draw(st.integers(0, 6 * sizes.chunk + sizes.window))
@@ -156,7 +192,8 @@ def test_random_batches_match_brute_force(batch: Batch) -> None:
     offsets = layout.offset_tensor(batch.pool.device)
     library.append(key, value, batch.pool, *batch.tables, offsets, *geometry)
     out = torch.full_like(query, float("nan"))
-    library.attention(out, query, batch.pool, *batch.tables, offsets, *geometry, batch.scale)
+    scoring = batch.scoring
+    library.attention(out, query, batch.pool, *batch.tables, offsets, *geometry, batch.scale, **scoring)
     check(out, batch)
 
 

@@ -25,6 +25,8 @@ class Call:
     head_tier: torch.Tensor
     head_member: torch.Tensor
     layout: RaggedLayout
+    sinks: torch.Tensor | None = None
+    soft_cap: float = 0.0
 
     @property
     def tables(self) -> tuple[torch.Tensor, ...]:
@@ -34,7 +36,8 @@ class Call:
         ragged_append(self.key, self.value, self.pool, *self.tables, self.layout)
 
     def attend(self) -> None:
-        ragged_attention(self.out, self.query, self.pool, *self.tables, self.layout, 0.125)
+        scoring = (0.125, self.sinks, self.soft_cap)
+        ragged_attention(self.out, self.query, self.pool, *self.tables, self.layout, *scoring)
 
 
 def call() -> Call:
@@ -130,6 +133,9 @@ def test_append_refuses(error: type[Exception], message: str, change: Change) ->
         (ValueError, "^out: expected", lambda c: replace(c, out=c.out[:, :8])),
         (ValueError, "^out: 3 tokens", lambda c: replace(c, out=c.out[:3])),
         (TypeError, "^query: torch.float16 differs", lambda c: replace(c, query=c.query.half())),
+        (ValueError, "^sinks: expected .9.", lambda c: replace(c, sinks=torch.zeros(3))),
+        (TypeError, "^sinks: must be float32", lambda c: replace(c, sinks=torch.zeros(9).half())),
+        (ValueError, "^soft_cap: must be 0", lambda c: replace(c, soft_cap=-1.0)),
     ],
 )
 def test_attention_refuses(error: type[Exception], message: str, change: Change) -> None:
@@ -146,4 +152,6 @@ def test_the_operators_are_registered_with_torch() -> None:
     append = (c.key, c.value, pool, *c.tables, offsets, *sizes)
     torch.library.opcheck(torch.ops.tangram.ragged_append.default, append, test_utils=checks)
     attention = (torch.zeros_like(c.out), c.query, pool, *c.tables, offsets, *sizes, 0.125)
-    torch.library.opcheck(torch.ops.tangram.ragged_attention.default, attention, test_utils=checks)
+    for scoring in ((), (torch.zeros(c.query.shape[1]), 5.0)):
+        arguments = (*attention, *scoring)
+        torch.library.opcheck(torch.ops.tangram.ragged_attention.default, arguments, test_utils=checks)

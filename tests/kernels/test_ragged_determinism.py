@@ -15,6 +15,7 @@ SHAPES = {
     "Qwen": Sizes(chunk=512, window=128, keep=(80, 512), kv_heads=2, group=7, dtype=torch.float16),
     "odd": Sizes(chunk=96, window=40, keep=(48, 96, 16), kv_heads=2, group=2, head_size=80),
     "one head": Sizes(chunk=512, window=0, keep=(128,), kv_heads=1, group=1, head_size=128),
+    "sinks": Sizes(chunk=96, window=40, keep=(96,), kv_heads=1, group=2, sinks=(2.0, -1.0), soft_cap=9.0),
     "float32": Sizes(chunk=256, window=64, keep=(48, 256), kv_heads=2, group=4, dtype=torch.float32),
 }
 
@@ -41,7 +42,7 @@ def run(batch: Batch, cuts: list[int]) -> torch.Tensor:
         key, value, query = (parts[0][begin:stop] for parts in (batch.keys, batch.values, batch.queries))
         ragged_append(key, value, pool, *tables, layout)
         out = torch.full_like(query, float("nan"))
-        ragged_attention(out, query, pool, *tables, layout, batch.scale)
+        ragged_attention(out, query, pool, *tables, layout, batch.scale, **batch.scoring)
         outs.append(out)
         begin = stop
     return torch.cat(outs)
@@ -78,7 +79,7 @@ def test_company_and_threads_change_no_bit(shape: str, threads: int) -> None:
     ragged_append(key, value, batch.pool, *batch.tables, layout)
     torch.set_num_threads(threads)
     together = torch.empty_like(query)
-    ragged_attention(together, query, batch.pool, *batch.tables, layout, batch.scale)
+    ragged_attention(together, query, batch.pool, *batch.tables, layout, batch.scale, **batch.scoring)
     torch.set_num_threads(1)
     starts = batch.query_start_loc.tolist()
     for index, count in enumerate(steps):
@@ -91,7 +92,7 @@ def test_company_and_threads_change_no_bit(shape: str, threads: int) -> None:
             batch.tier,
             batch.member,
         )
-        ragged_attention(alone, query[rows], batch.pool, *tables, layout, batch.scale)
+        ragged_attention(alone, query[rows], batch.pool, *tables, layout, batch.scale, **batch.scoring)
         assert same_bits(together[rows], alone)
 
 
