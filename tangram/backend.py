@@ -24,9 +24,11 @@ from kernels import prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
 from tangram import runtime
 from tangram.errors import UnsupportedError
+from tangram.reasons import told
 from tangram.scorers import get_scorer
 from tangram.sealing import seal_chunk
 from tangram.spec import RaggedSpec, pool_view
+from tangram.support import check_layer, check_shape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -65,11 +67,15 @@ class RaggedBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        if not isinstance(spec, FullAttentionSpec) or spec.sliding_window is not None:
-            raise UnsupportedError(
-                f"the ragged cache serves full attention only, this model has {type(spec).__name__}"
-            )
-        return RaggedSpec.from_full(spec, runtime.active().geometry)
+        with told():
+            if not isinstance(spec, FullAttentionSpec) or spec.sliding_window is not None:
+                raise UnsupportedError(
+                    f"the ragged cache serves full attention only, this model has {type(spec).__name__}"
+                )
+            geometry = runtime.active().geometry
+            expected = (geometry.kv_heads, geometry.head_size)
+            check_shape(spec.num_kv_heads, spec.head_size, spec.head_size_v, expected)
+            return RaggedSpec.from_full(spec, geometry)
 
 
 @dataclass
@@ -173,23 +179,21 @@ class RaggedImpl(AttentionImpl[Any]):
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:
-        refused = {
-            "ALiBi": alibi_slopes is not None,
-            "sliding-window attention": sliding_window is not None,
-            "logits soft cap": bool(logits_soft_cap),
-            f"{attn_type} attention": attn_type != AttentionType.DECODER,
-            "KV sharing between layers": kv_sharing_target_layer_name is not None,
-            "attention sinks as weights": sinks is not None,
+        given = {
+            "alibi_slopes": alibi_slopes,
+            "sliding_window": sliding_window,
+            "logits_soft_cap": logits_soft_cap,
+            "kv_sharing_target_layer_name": kv_sharing_target_layer_name,
+            "sinks": sinks,
         }
-        for feature, used in refused.items():
-            if used:
-                raise UnsupportedError(f"the ragged cache does not support {feature}, which this model uses")
+        with told():
+            runtime.activate(get_current_vllm_config())
+            check_layer(attn_type, given)
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
-        runtime.activate(get_current_vllm_config())
 
     def forward(
         self,

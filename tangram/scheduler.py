@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -11,6 +11,11 @@ from vllm.v1.request import Request
 from tangram.control import ControlServer, socket_path
 from tangram.errors import UnsupportedError
 from tangram.manager import RaggedManager
+from tangram.reasons import told
+from tangram.support import check_supported
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 logger = init_logger(__name__)
 
@@ -18,22 +23,17 @@ logger = init_logger(__name__)
 class TangramScheduler(AsyncScheduler):
     """Clips prefill steps, counts preemptions, and answers the endpoints' questions."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        if len(managers) != 1 or not isinstance(managers[0], RaggedManager):
-            raise UnsupportedError(
-                "this model's layers do not all use the ragged cache (sliding-window, MLA, Mamba and "
-                "encoder-decoder models are not supported), or the attention backend is not Tangram's: "
-                "start the engine with `tangram serve`"
-            )
-        parallel = self.vllm_config.parallel_config
-        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-            raise UnsupportedError("tensor and pipeline parallelism cannot be used with the ragged cache yet")
-        if self.num_spec_tokens:
-            raise UnsupportedError("speculative decoding cannot be used with the ragged cache yet")
-        if self.connector is not None:
-            raise UnsupportedError("KV connectors cannot be used with the ragged cache")
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        with told():
+            check_supported(vllm_config)
+            super().__init__(vllm_config, *args, **kwargs)
+            managers = self.kv_cache_manager.coordinator.single_type_managers
+            if len(managers) != 1 or not isinstance(managers[0], RaggedManager):
+                raise UnsupportedError(
+                    "not all of this model's layers use the ragged cache, because they are not all full "
+                    "attention or because the attention backend is not Tangram's: start the engine with "
+                    "`tangram serve`, and models with other layers with stock vLLM"
+                )
         self.manager: RaggedManager = managers[0]
         self.manager.headroom = self.kv_cache_manager.watermark_blocks
         self.preemptions = 0
