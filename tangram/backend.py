@@ -24,11 +24,11 @@ from kernels import prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
 from tangram import runtime
 from tangram.errors import UnsupportedError
+from tangram.layer_support import check_layer, check_shape
 from tangram.reasons import told
 from tangram.scorers import get_scorer
 from tangram.sealing import seal_chunk
 from tangram.spec import RaggedSpec, pool_view
-from tangram.support import check_layer, check_shape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -178,6 +178,7 @@ class RaggedImpl(AttentionImpl[Any]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
+        **others: Any,
     ) -> None:
         given = {
             "alibi_slopes": alibi_slopes,
@@ -188,7 +189,7 @@ class RaggedImpl(AttentionImpl[Any]):
         }
         with told():
             runtime.activate(get_current_vllm_config())
-            check_layer(attn_type, given)
+            check_layer(attn_type, given | others)
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)

@@ -1,9 +1,9 @@
 """vLLM's LoRA on a CPU, with one repair: a request without an adapter stays without one.
 
-A step may hold requests of the base model beside requests of adapters. vLLM marks the base model's tokens with
-adapter -1, which its GPU kernels skip. Its CPU operators index with it, and -1 is the last adapter loaded: the
-base model's tokens of such a step get that adapter's weights, and the keys that they leave in the cache are
-wrong for as long as the conversation lives. So here those tokens' rows are put back as they were.
+A step may hold requests of the base model beside requests of adapters. vLLM marks the base model's tokens
+with adapter -1, which its GPU kernels skip. Its CPU operators index with it, and -1 is the last adapter
+loaded: the base model's tokens of such a step get that adapter's weights, and the keys that they leave in the
+cache are wrong for as long as the conversation lives. So here those tokens' rows are put back as they were.
 """
 
 from __future__ import annotations

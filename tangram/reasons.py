@@ -1,8 +1,8 @@
 """Why an engine did not start, carried from the process that found out to the one that the user watches.
 
 vLLM's engine runs in processes of its own. When one of them refuses to start, its stack lies somewhere in the
-log, and what the API server prints last is that something failed elsewhere. So whoever refuses also writes the
-sentence to a file that the API server's process named, and that process prints it as its last words.
+log, and what the API server prints last is that something failed elsewhere. So whoever refuses also writes
+the sentence to a file that the API server's process named, and that process prints it as its last words.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What vLLM can be asked for and the ragged cache cannot give, each with the sentence that the user sees.
 
-Two tables. The first is read off vLLM's configuration, before a model is loaded. The second is read off one
-attention layer, for what only the model's own code knows. A sentence says what is refused, why, and what to do
-instead. docs/compatibility.md lists both, and what works; a test keeps page and tables together.
+One table, read off vLLM's configuration before a model is loaded; :mod:`tangram.layer_support` has what only
+a model's own code knows. A sentence says what is refused, why, and what to do instead. docs/compatibility.md
+lists it all, and what works; a test keeps page and tables together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ ONE_ENGINE = "start one engine a device, each with its own share of the users"
 
 @dataclass(frozen=True)
 class Refusal:
-    """One row of the first table.
+    """One row of the table.
 
     Attributes:
         feature: its name, as it stands in docs/compatibility.md.
@@ -236,52 +236,3 @@ def check_supported(vllm_config: VllmConfig) -> None:
     for refusal in REFUSALS:
         if refusal.asked(vllm_config):
             raise UnsupportedError(refusal.sentence())
-
-
-LAYER_FEATURES: Mapping[str, str] = {
-    "alibi_slopes": "ALiBi",
-    "sliding_window": "sliding-window attention",
-    "logits_soft_cap": "a logits soft cap in attention",
-    "kv_sharing_target_layer_name": "KV sharing between layers",
-    "sinks": "attention sinks as weights",
-}
-"""Arguments of an attention layer that must be unset, and what each is called."""
-
-
-def check_layer(attn_type: str, arguments: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for a layer that the ragged cache cannot serve.
-
-    Args:
-        attn_type: vLLM's name of the layer's kind; only "decoder" is served.
-        arguments: the layer's arguments by the names of ``LAYER_FEATURES``; unset is None, or 0 for the cap.
-    """
-    used = [name for key, name in LAYER_FEATURES.items() if not _unset(arguments.get(key))]
-    if attn_type != "decoder":
-        used.append(f"{attn_type.replace('_', '-')} attention")
-    if used:
-        raise UnsupportedError(
-            f"{used[0]} cannot be used with the ragged cache, and this model has it. Instead: {STOCK}."
-        )
-
-
-def _unset(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and value == 0)
-
-
-def check_shape(kv_heads: int, head_size: int, head_size_v: int, expected: tuple[int, int]) -> None:
-    """Raise UnsupportedError unless a layer has the model's one shape: pages hold heads of any layer.
-
-    Args:
-        kv_heads, head_size, head_size_v: the layer's KV heads, and elements of a key and of a value.
-        expected: (KV heads, elements) that the geometry was built for.
-    """
-    if head_size_v != head_size:
-        raise UnsupportedError(
-            f"keys of {head_size} and values of {head_size_v} elements cannot share the ragged cache's pages. "
-            f"Instead: {STOCK}."
-        )
-    if (kv_heads, head_size) != expected:
-        raise UnsupportedError(
-            f"a layer of {kv_heads} KV heads of {head_size} elements beside layers of {expected[0]} of "
-            f"{expected[1]} cannot be used with the ragged cache: all must be alike. Instead: {STOCK}."
-        )

@@ -1,4 +1,4 @@
-"""Every refusal, on vLLM's own configuration objects of real (tiny) models, and what the user gets to read."""
+"""Every refusal, on vLLM's own configuration objects of real (tiny) models, and what the user reads."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ with warnings.catch_warnings():
 
     from tangram import launch
     from tangram.errors import TangramError, UnsupportedError
+    from tangram.layer_support import LAYER_FEATURES, check_layer, check_shape
     from tangram.reasons import VARIABLE, reason, told
-    from tangram.support import LAYER_FEATURES, REFUSALS, check_layer, check_shape, check_supported
+    from tangram.support import REFUSALS, check_supported
 
 from tests.tiny_models import LLAMA, write_config
 
@@ -228,12 +229,25 @@ def test_what_works_is_not_refused(llama: Path) -> None:
     )
 
 
+def test_a_model_that_reads_sound_is_served_for_text(tmp_path: Path) -> None:
+    module, architecture, config = MODELS["images, video and sound in a prompt"]
+    _know(module, architecture)
+    folder = write_config(tmp_path, **config | {"architectures": [architecture]})
+    check_supported(configured(folder, language_model_only=True))
+
+
 @pytest.mark.parametrize("argument", LAYER_FEATURES)
 def test_layers_that_are_refused(argument: str) -> None:
     plain: dict[str, Any] = dict.fromkeys(LAYER_FEATURES)
     check_layer("decoder", plain | {"logits_soft_cap": 0.0})
     with pytest.raises(UnsupportedError, match=re.escape(LAYER_FEATURES[argument])):
         check_layer("decoder", plain | {argument: 30.0})
+
+
+def test_arguments_of_a_layer_that_nobody_knows_are_refused() -> None:
+    check_layer("decoder", {"novelty": None, "other": False})
+    with pytest.raises(UnsupportedError, match="attention with novelty cannot be used"):
+        check_layer("decoder", {"novelty": 3})
 
 
 @pytest.mark.parametrize("kind", ["encoder_only", "encoder", "encoder_decoder"])
