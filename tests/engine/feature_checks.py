@@ -108,6 +108,16 @@ def bias(e: Engine) -> Any:
     return e.tokens([prompt("bias", 90)], logit_bias={first: -100.0}, min_p=0.01)
 
 
+def processor(e: Engine) -> Any:
+    """A logits processor of the user's own, beside a request that does not ask for it."""
+    from vllm import SamplingParams
+
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    params = [SamplingParams(**greedy, extra_args={"odd": odd}) for odd in (True, False)]
+    given = [{"prompt_token_ids": prompt("processor", 110)}] * 2
+    return [list(o.outputs[0].token_ids) for o in e.llm.generate(given, params, use_tqdm=False)]
+
+
 def structured(e: Engine) -> Any:
     from vllm.sampling_params import StructuredOutputsParams as Form
 
@@ -310,6 +320,7 @@ CHECKS: dict[str, Callable[[Engine], Any]] = {
         beam,
         stops,
         bias,
+        processor,
         structured,
         adapters,
         priorities,

@@ -28,7 +28,7 @@ Result = dict[str, Any]
 CACHE: dict[str, Any] = {"chunk": 32, "window": 16, "rewind": 16}
 FULL, QUARTER = CACHE | {"retention": 1.0}, CACHE | {"retention": 0.25}
 SAME = ("conversation", "batch", "cuts", "structured", "stops", "repetitive")
-MORE = ("one_at_a_time", "samples", "bias", "beam", "priorities", "embeddings")
+MORE = ("one_at_a_time", "samples", "bias", "processor", "beam", "priorities", "embeddings")
 NUMBERS = ("logprobs", "prompt_logprobs")
 
 
@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[str, An
 def model(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = random_llama(tmp_path_factory.mktemp("tiny"), bundled_model_dir)
     limits = {"max_model_len": 1024, "max_num_batched_tokens": 2048, "max_num_seqs": 16}
-    forms = {"structured_outputs_config": {"disable_any_whitespace": True}}
+    forms = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
     return {"model": str(folder), "dtype": "float32", **limits, **forms}
 
 
@@ -81,6 +81,7 @@ def results(
     adapters = [str(random_adapter(tmp_path_factory.mktemp("adapter") / f"{i}", i + 1)) for i in range(2)]
     options = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     options |= {"scheduling_policy": "priority", "enable_prompt_embeds": True}
+    options |= {"logits_processors": ["tests.engine.odd_only:OddOnly"]}
     uncut = {"enable_chunked_prefill": False, "prefix_caching_hash_algo": "sha256_cbor", "watermark": 0.02}
     lonely = {"enable_prefix_caching": False, "max_num_seqs": 1, "max_num_batched_tokens": 1024}
     compare, at_a_quarter = [*SAME, *MORE, *NUMBERS, "adapters"], ["invariance", "repetitive", "batch"]
@@ -161,6 +162,12 @@ def test_stops_stop(results: Result) -> None:
     assert found["token"][1] == tokens[:16]
     assert len(found["least"][1]) >= 10
     assert tokens[0] not in found["forbidden"][1]
+
+
+def test_a_logits_processor_of_the_user_s_own_serves_those_who_asked(results: Result) -> None:
+    odd, any_token = results["full"]["processor"]
+    assert all(token % 2 for token in odd)
+    assert not all(token % 2 for token in any_token)
 
 
 def test_adapters_and_the_base_model_never_share_a_row(results: Result) -> None:
