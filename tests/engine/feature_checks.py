@@ -293,11 +293,7 @@ def resets(e: Engine) -> Any:
 def drafts(e: Engine) -> Any:
     """How many tokens were drafted and accepted so far."""
     values = {metric.name: getattr(metric, "value", None) for metric in e.llm.get_metrics()}
-    names = {
-        "drafted": "vllm:spec_decode_num_draft_tokens",
-        "accepted": "vllm:spec_decode_num_accepted_tokens",
-    }
-    return {name: values[metric] for name, metric in names.items()}
+    return {name: values[f"vllm:spec_decode_num_{name}_tokens"] for name in ("draft", "accepted")}
 
 
 def pages(e: Engine) -> Any:
