@@ -24,7 +24,9 @@ from kernels import implementation, prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
 from tangram import runtime, seal_meter, window_backend
 from tangram.errors import UnsupportedError
+from tangram.layer_support import check_layer, check_shape
 from tangram.observation import Capture
+from tangram.reasons import told
 from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
 from tangram.window_backend import is_window
@@ -74,15 +76,18 @@ class RaggedBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        geometry = runtime.active().geometry
-        if is_window(spec):
-            return window_backend.block_spec(spec, geometry)
-        if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
-            raise UnsupportedError(
-                "the ragged cache serves full attention, beside sliding-window layers; this model has "
-                f"{type(spec).__name__}"
-            )
-        return RaggedSpec.from_full(spec, geometry)
+        with told():
+            geometry = runtime.active().geometry
+            if is_window(spec):
+                return window_backend.block_spec(spec, geometry)
+            if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
+                raise UnsupportedError(
+                    "the ragged cache serves full attention, beside sliding-window layers; this model has "
+                    f"{type(spec).__name__}"
+                )
+            expected = (geometry.kv_heads, geometry.head_size)
+            check_shape(spec.num_kv_heads, spec.head_size, spec.head_size_v, expected)
+            return RaggedSpec.from_full(spec, geometry)
 
 
 @dataclass
@@ -181,7 +186,8 @@ class RaggedImpl(AttentionImpl[Any]):
     """One layer's attention over the ragged cache; vLLM's own for a sliding-window layer."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.activate(get_current_vllm_config())
+        with told():
+            runtime.activate(get_current_vllm_config())
         window = args[5] if len(args) > 5 else kwargs.get("sliding_window")
         return super().__new__(cls) if window is None else window_backend.implementation(*args, **kwargs)
 
@@ -198,15 +204,14 @@ class RaggedImpl(AttentionImpl[Any]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
+        **others: Any,
     ) -> None:
-        refused = {
-            "ALiBi": alibi_slopes is not None,
-            f"{attn_type} attention": attn_type != AttentionType.DECODER,
-            "KV sharing between layers": kv_sharing_target_layer_name is not None,
+        given = {
+            "alibi_slopes": alibi_slopes,
+            "kv_sharing_target_layer_name": kv_sharing_target_layer_name,
         }
-        for feature, used in refused.items():
-            if used:
-                raise UnsupportedError(f"the ragged cache does not support {feature}, which this model uses")
+        with told():
+            check_layer(attn_type, given | others)
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)

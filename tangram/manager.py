@@ -183,10 +183,11 @@ class RaggedManager(SingleTypeKVCacheManager):
         """Extend the row to ``pages(num_tokens)``."""
         row = self.req_to_blocks[request_id]
         before = self._slots.get(request_id, 0)
-        self._slots[request_id] = max(before, num_tokens)
+        after = max(before, num_tokens)  # below what it was when a step's drafts were rejected
+        self._slots[request_id] = after
         new = self.block_pool.get_new_blocks(max(0, self.geometry.pages(num_tokens) - len(row)))
         row.extend(new)
-        self.counters["seals"] += self.geometry.sealed(num_tokens) - self.geometry.sealed(before)
+        self.counters["seals"] += self.geometry.sealed(after) - self.geometry.sealed(before)
         if request := self._requests.get(request_id):
             self._watch_prefix(request, self.windows.pending(request_id, num_tokens))
         return new

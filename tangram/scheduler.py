@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -17,6 +17,11 @@ from tangram.control import ControlServer, socket_path
 from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
 from tangram.manager import Policy, RaggedManager
+from tangram.reasons import told
+from tangram.support import check_supported
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 logger = init_logger(__name__)
 
@@ -24,37 +29,12 @@ logger = init_logger(__name__)
 class TangramScheduler(AsyncScheduler):
     """Clips prefill steps, counts preemptions, and answers the endpoints' questions."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        coordinator = self.kv_cache_manager.coordinator
-        own = [m for m in coordinator.single_type_managers if isinstance(m, RaggedManager)]
-        others = [m for m in coordinator.single_type_managers if not isinstance(m, RaggedManager)]
-        if len(own) != 1 or any(type(manager) is not SlidingWindowManager for manager in others):
-            raise UnsupportedError(
-                "this model has layers that use neither the ragged cache nor a sliding window (MLA, Mamba "
-                "and encoder-decoder models are not supported), or the attention backend is not Tangram's: "
-                "start the engine with `tangram serve`"
-            )
-        parallel = self.vllm_config.parallel_config
-        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-            raise UnsupportedError("tensor and pipeline parallelism cannot be used with the ragged cache yet")
-        if self.num_spec_tokens:
-            raise UnsupportedError("speculative decoding cannot be used with the ragged cache yet")
-        if self.connector is not None:
-            raise UnsupportedError("KV connectors cannot be used with the ragged cache")
-        self.manager: RaggedManager = own[0]
-        config = TangramConfig.from_additional_config(self.vllm_config.additional_config)
-        self.manager.policy = Policy(
-            reserve=config.reserve,
-            resident_share=config.resident_share,
-            observed=config.observed,
-            headroom=self.kv_cache_manager.watermark_blocks,
-        )
-        if others:
-            trailing = self.manager.resident.furthest_back()
-            self.manager.windows = Windows.of(coordinator, trailing)
-        self.manager.final_length = self._final_length
-        self._check_capacity()
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        with told():
+            check_supported(vllm_config)
+            super().__init__(vllm_config, *args, **kwargs)
+            self.manager = self._find_managers()
+            self._check_capacity()
         self.preemptions = 0
         # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
         self.need_mamba_block_aligned_split = True
@@ -64,6 +44,30 @@ class TangramScheduler(AsyncScheduler):
             socket_path(self.vllm_config.instance_id),
             {"memory": self._memory, "evict": self._evict, "ping": lambda _: {}},
         )
+
+    def _find_managers(self) -> RaggedManager:
+        """Our manager, told how to do its work and who stands beside it."""
+        coordinator = self.kv_cache_manager.coordinator
+        own = [m for m in coordinator.single_type_managers if isinstance(m, RaggedManager)]
+        others = [m for m in coordinator.single_type_managers if not isinstance(m, RaggedManager)]
+        if len(own) != 1 or any(type(manager) is not SlidingWindowManager for manager in others):
+            raise UnsupportedError(
+                "this model has layers that use neither the ragged cache nor a sliding window, or the "
+                "attention backend is not Tangram's: start the engine with `tangram serve`, and models with "
+                "other layers with stock vLLM"
+            )
+        manager = own[0]
+        config = TangramConfig.from_additional_config(self.vllm_config.additional_config)
+        manager.policy = Policy(
+            reserve=config.reserve,
+            resident_share=config.resident_share,
+            observed=config.observed,
+            headroom=self.kv_cache_manager.watermark_blocks,
+        )
+        if others:
+            manager.windows = Windows.of(coordinator, manager.resident.furthest_back())
+        manager.final_length = self._final_length
+        return manager
 
     def _check_capacity(self) -> None:
         """One conversation of the greatest length must fit, or it would wait for ever."""

@@ -23,7 +23,7 @@ def after(command: list[str], option: str) -> str:
 def test_the_command_is_stock_vllm_s_server_with_our_options_and_the_user_s() -> None:
     config = TangramConfig(retention=0.25, page_tokens=32)
     command = cli.vllm_command("some/model", config, ["--port", "9", "--enforce-eager"], on_cpu=False)
-    assert command[1:3] == ["-m", "vllm.entrypoints.launchers.api_server.entry"]
+    assert command[1:3] == ["-m", "tangram.launch"]
     assert after(command, "--model") == "some/model"
     assert after(command, "--block-size") == "32"
     assert after(command, "--attention-backend") == "CUSTOM"
