@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tangram.errors import CacheIntegrityError
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from tangram.manager import RaggedManager
 
 
-def check(manager: RaggedManager, slots: Mapping[str, int]) -> None:
-    """Raise CacheIntegrityError unless each request holds ``pages(n)`` pages for its ``slots``, each page is
+def check(manager: RaggedManager) -> None:
+    """Raise CacheIntegrityError unless each request holds ``pages(n)`` pages for its slots, each page is
     referenced by exactly the rows that hold it, only sealed pages are shared and lie at the same place of
     each of their rows, and every other page is free."""
     geometry, pool = manager.geometry, manager.block_pool
     running, idle = manager.held_rows()
     for name, row in running.items():
-        expected = geometry.pages(slots.get(name, 0))
+        expected = geometry.pages(manager.slots(name))
         if len(row) != expected:
             raise CacheIntegrityError(f"request {name} holds {len(row)} pages, the formula says {expected}")
     places: dict[int, list[int]] = {}

@@ -16,8 +16,9 @@ from tangram.config import TangramConfig
 from tangram.control import ControlServer, socket_path
 from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
-from tangram.manager import Policy, RaggedManager
+from tangram.manager import RaggedManager
 from tangram.reasons import told
+from tangram.room import Policy
 from tangram.support import check_supported
 
 if TYPE_CHECKING:
@@ -58,14 +59,15 @@ class TangramScheduler(AsyncScheduler):
             )
         manager = own[0]
         config = TangramConfig.from_additional_config(self.vllm_config.additional_config)
-        manager.policy = Policy(
+        policy = Policy(
             reserve=config.reserve,
             resident_share=config.resident_share,
             observed=config.observed,
             headroom=self.kv_cache_manager.watermark_blocks,
         )
+        manager.configure(policy)
         if others:
-            manager.windows = Windows.of(coordinator, manager.resident.furthest_back())
+            manager.room.windows = Windows.of(coordinator, manager.resident.furthest_back())
         manager.final_length = self._final_length
         return manager
 

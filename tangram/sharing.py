@@ -1,4 +1,4 @@
-"""What requests may continue, and which prefixes are worth keeping for others. No pages here."""
+"""Which prefixes are worth keeping for others, and which conversations come back. No pages here."""
 
 from __future__ import annotations
 
@@ -14,31 +14,6 @@ MEMORY = 8192
 
 PROMPTS = 2048
 """How many prefixes are watched; an entry is as large as the prompt's hashes, which its prefixes share."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A row that a waiting request could continue.
-
-    Attributes:
-        length: tokens that it need not compute.
-        ticket: the first page of the source, by which vLLM hands the offer back to the manager.
-        row: the idle row, or None when the source is running.
-        source: the running request, or None.
-        beside: blocks that the sliding-window layers continue from; some may be free, with their content.
-    """
-
-    length: int
-    ticket: Any
-    row: Row | None = None
-    source: str | None = None
-    beside: tuple[Any, ...] = ()
-
-    @property
-    def forks(self) -> bool:
-        """Whether the source stays: its sealed pages are shared and its raw ones copied. An idle
-        conversation is taken over instead."""
-        return self.row is None or self.row.shared
 
 
 class Memory:

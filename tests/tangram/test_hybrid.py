@@ -26,7 +26,8 @@ with warnings.catch_warnings():
 
     from tangram import plugin
     from tangram.hybrid import Windows
-    from tangram.manager import Policy, RaggedManager
+    from tangram.manager import RaggedManager
+    from tangram.room import Policy
     from tangram.spec import RaggedSpec
 
 from tangram.errors import CacheIntegrityError
@@ -67,7 +68,7 @@ class Engine:
         managers = self.cache.coordinator.single_type_managers
         (self.ours,) = (m for m in managers if isinstance(m, RaggedManager))
         self.others = [m for m in managers if isinstance(m, SlidingWindowManager)]
-        self.ours.windows = Windows.of(self.cache.coordinator, self.ours.resident.furthest_back())
+        self.ours.room.windows = Windows.of(self.cache.coordinator, self.ours.resident.furthest_back())
         self.hasher = get_request_block_hasher(BLOCK, sha256)
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}
         self.serial = 0
@@ -295,7 +296,7 @@ def test_with_reservation_nobody_who_runs_waits(seed: int) -> None:
     rng = random.Random(seed)
     engine = Engine(230, ours_first=bool(seed % 2))
     final: dict[str, int] = {}
-    engine.ours.policy = Policy(reserve=True)
+    engine.ours.configure(Policy(reserve=True))
     engine.ours.final_length = lambda name: final.get(name, 0)
     known = [tokens(rng.randint(5, 50), seed=i) for i in range(5)]
     running: list[Request] = []

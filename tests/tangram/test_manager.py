@@ -21,7 +21,8 @@ with warnings.catch_warnings():
     import torch
     from vllm.v1.core.block_pool import BlockPool
 
-    from tangram.manager import Policy, RaggedManager
+    from tangram.manager import RaggedManager
+    from tangram.room import Policy
     from tangram.spec import RaggedSpec
 
 from tangram.errors import CacheIntegrityError
@@ -228,7 +229,7 @@ def test_headroom_that_cannot_be_had_does_not_keep_a_request_waiting() -> None:
     idle = FakeRequest("a", conversation("a", 12))
     run(worker, idle)
     worker.finish(idle)
-    worker.m.policy = Policy(headroom=G.pages(100) // 2)
+    worker.m.configure(Policy(headroom=G.pages(100) // 2))
     run(worker, FakeRequest("b", conversation("b", 100)))
     assert worker.m.counters["evictions"] == 1
 
@@ -238,7 +239,7 @@ def test_headroom_is_made_where_it_can_be_had() -> None:
     idle = FakeRequest("a", conversation("a", 40))
     run(worker, idle)
     worker.finish(idle)
-    worker.m.policy = Policy(headroom=G.pages(40))
+    worker.m.configure(Policy(headroom=G.pages(40)))
     run(worker, FakeRequest("b", conversation("b", 8)))
     assert worker.m.counters["evictions"] == 1
 
