@@ -259,13 +259,16 @@ class Geometry:
             for tier in range(self.num_tiers)
         ]
 
+    def oldest_raw(self, n: int) -> int:
+        """The first position that a ring can still hold once it was written for ``n`` tokens."""
+        return max(0, ceil_div(n, self.page_tokens) - self.ring_slots) * self.page_tokens
+
     def can_rewind(self, n: int, target: int) -> bool:
         """Whether a sequence whose ring was written for ``n`` tokens can resume from its first ``target``:
         all raw tokens that ``target`` needs must still be in the ring."""
         if not 0 <= target <= n:
             return False
-        oldest = (ceil_div(n, self.page_tokens) - self.ring_slots) * self.page_tokens
-        return self.raw_start(target) >= oldest
+        return self.raw_start(target) >= self.oldest_raw(n)
 
     def prefix_length(self, chunk: int) -> int:
         """The shortest prefix, one page beyond the boundary that seals ``chunk``, that others can continue

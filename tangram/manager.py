@@ -132,7 +132,7 @@ class RaggedManager(SingleTypeKVCacheManager):
             self._step,
             slots=offer.length,
             resumed=offer.length,
-            raw_from=self.geometry.raw_start(offer.length) if offer.forks else offer.raw_from,
+            raw_from=self._raw_from(offer),
             next_prefix=self.geometry.sealed(offer.length),
         )
         self._offer = None
@@ -232,6 +232,13 @@ class RaggedManager(SingleTypeKVCacheManager):
         return False
 
     # ---- taking over and forking ------------------------------------------------------------------------
+
+    def _raw_from(self, offer: Offer) -> int:
+        """The first position that the ring of whoever accepts the offer can hold."""
+        if offer.row is None or offer.forks:
+            return self.geometry.raw_start(offer.length)
+        # What lay beyond the resumed length is forgotten, but not what it had overwritten.
+        return max(offer.row.raw_from, self.geometry.oldest_raw(offer.row.written))
 
     def _take_over(self, offer: Offer) -> list[KVCacheBlock]:
         row = offer.row

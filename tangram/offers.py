@@ -35,11 +35,6 @@ class Offer:
     beside: tuple[KVCacheBlock, ...] = ()
 
     @property
-    def raw_from(self) -> int:
-        """The first position that the idle row's ring can hold."""
-        return self.row.raw_from if self.row else 0
-
-    @property
     def forks(self) -> bool:
         """Whether the source stays: its sealed pages are shared and its raw ones copied. An idle
         conversation is taken over instead."""

@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
+from tests.engine.children import ROOT, run_child
 from tests.tiny_models import LLAMA, random_adapter, random_llama, write_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
-CHILDREN = Path(__file__).parent
 Result = dict[str, Any]
 
 CACHE: dict[str, Any] = {"chunk": 32, "window": 16, "rewind": 16}
@@ -43,20 +42,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[str, An
     folder = tmp_path_factory.mktemp("features")
 
     def child(script: str, job: dict[str, Any]) -> Result:
-        given, result, log = (folder / f"{script}.{kind}" for kind in ("job", "result", "log"))
+        given = folder / f"{script}.job"
         given.write_text(json.dumps(job))
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        with log.open("w") as output:
-            done = subprocess.run(
-                [sys.executable, str(CHILDREN / script), str(given), str(result)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                timeout=600,
-            )
-        if done.returncode:
-            pytest.fail(f"{script} ended with {done.returncode}:\n{log.read_text()[-6000:]}")
-        finished: Result = json.loads(result.read_text())
+        finished: Result = run_child(script, given, folder, threads=1, timeout=600)
         return finished
 
     return child

@@ -5,21 +5,16 @@ On a real engine at a quarter retention, in float32, with NaN in every slot that
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine.children import run_child
 from tests.tiny_models import random_llama
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-CHILD = Path(__file__).with_name("invariance_child.py")
-ROOT = Path(__file__).resolve().parents[2]
 Turns = list[dict[str, Any]]
 
 
@@ -27,18 +22,8 @@ Turns = list[dict[str, Any]]
 def runs(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All runs of the child, on one engine."""
     folder = tmp_path_factory.mktemp("invariance")
-    model, result, log = random_llama(folder / "model", bundled_model_dir), folder / "result", folder / "log"
-    with log.open("w") as output:
-        done = subprocess.run(
-            [sys.executable, str(CHILD), str(model), str(result)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"},
-            timeout=500,
-        )
-    if done.returncode:
-        pytest.fail(f"the engine's process ended with {done.returncode}:\n{log.read_text()[-6000:]}")
-    finished: dict[str, Any] = json.loads(result.read_text())
+    model = random_llama(folder / "model", bundled_model_dir)
+    finished: dict[str, Any] = run_child("invariance_child.py", model, folder, timeout=500)
     return finished
 
 

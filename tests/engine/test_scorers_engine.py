@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tangram.config import SCORERS
+from tests.engine.children import run_child
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-
-CHILD = Path(__file__).with_name("scorers_child.py")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the child wrote: one engine of random weights, through all scorers."""
     folder = tmp_path_factory.mktemp("scorers")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with (folder / "log").open("w") as log:
-        done = subprocess.run(
-            [sys.executable, str(CHILD), str(folder / "model"), str(folder / "result")],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            timeout=500,
-        )
-    if done.returncode:
-        pytest.fail(
-            f"the engine's process ended with {done.returncode}:\n{(folder / 'log').read_text()[-6000:]}"
-        )
-    result: dict[str, Any] = json.loads((folder / "result").read_text())
+    result: dict[str, Any] = run_child("scorers_child.py", folder / "model", folder, threads=1, timeout=500)
     return result
 
 

@@ -69,6 +69,18 @@ def test_an_edit_within_rewind_resumes(sim: Simulation, back: int) -> None:
     assert sim.manager.counters["rewinds"] == (back > 8)
 
 
+def test_an_edit_of_an_edit_never_resumes_from_what_the_first_had_overwritten(sim: Simulation) -> None:
+    """Written to 150, the ring of 144 has lost its first page; going back twice must not want it."""
+    start = tokens(1, 150)
+    for index, kept in enumerate((150, 118, 90, 70)):
+        sim.add(str(index), start[:kept] + tokens(10 + index, 1), 1)
+        sim.run()
+    assert sim.cached["1"] == 112
+    assert (sim.cached["2"], sim.cached["3"]) == (0, 64), (
+        "computed anew, and then one that never went further"
+    )
+
+
 def test_an_edit_beyond_rewind_computes_all_again(sim: Simulation) -> None:
     sim.add("first", tokens(1, 200), 1)
     sim.run()
@@ -312,13 +324,13 @@ def drive(sim: Simulation, rng: random.Random, steps: int) -> None:
         waiting = len(sim.prompts) - len(sim.finished)
         if waiting < 12 and rng.random() < 0.35:
             serial += 1
-            kind = rng.choice(["new", "next", "next", "edit", "twin"])
+            kind = rng.choice(["new", "next", "next", "edit", "edit", "twin"])
             if kind == "new" or not histories:
                 prompt, salt = rng.choice(systems) + tokens(serial, rng.randint(1, 60)), rng.choice("uv")
             else:
                 past, salt = rng.choice(histories[-8:])
                 if kind == "edit":
-                    past = past[: max(1, len(past) - rng.randint(0, 60))]
+                    past = past[: max(1, len(past) - rng.randint(0, 45))]
                 prompt = past + tokens(serial, rng.randint(0 if kind == "twin" else 1, 80))
             prompt = prompt[:400] or [1]
             name, count = f"r{serial}", rng.randint(1, 100)
