@@ -10,7 +10,6 @@ from starlette.requests import Request
 
 from tangram.config import TangramConfig, printable
 from tangram.errors import ConfigError
-from tangram.predict import LENGTHS
 
 TUNABLE = ("retention", "group_size", "alpha", "scope")
 MOST_LENGTHS, LONGEST = 32, 1 << 30
@@ -28,16 +27,17 @@ async def body(request: Request) -> dict[str, Any]:
     return sent
 
 
-def preview(sent: dict[str, Any], running: TangramConfig) -> tuple[TangramConfig, Sequence[int]]:
-    """The configuration to look at, the running one with changes, and the lengths to work out."""
+def preview(sent: dict[str, Any], running: TangramConfig) -> tuple[TangramConfig, Sequence[int] | None]:
+    """The configuration to look at, the running one with changes, and the lengths to work out, None where no
+    lengths were named."""
     changes = dict(sent)
-    lengths = changes.pop("lengths", LENGTHS)
+    named = "lengths" in changes
+    lengths = changes.pop("lengths", None)
     for name in changes:
         if name not in TUNABLE:
             known = ", ".join((*TUNABLE, "lengths"))
             raise ConfigError(printable(name), f"cannot be previewed; there are: {known}")
-    good = isinstance(lengths, list | tuple) and 1 <= len(lengths) <= MOST_LENGTHS
-    if not good or not all(type(n) is int and 1 <= n <= LONGEST for n in lengths):
+    if named and not _lengths(lengths):
         raise ConfigError(
             "lengths", f"must be a list of 1 to {MOST_LENGTHS} whole numbers of tokens, each 1 to {LONGEST}"
         )
@@ -56,6 +56,12 @@ def evict(sent: dict[str, Any]) -> dict[str, Any]:
     if name == "all" and value is not True:
         raise ConfigError(name, f"must be true: to drop less, send {EVICTABLE}")
     return sent
+
+
+def _lengths(value: Any) -> bool:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_LENGTHS:
+        return False
+    return all(type(n) is int and 1 <= n <= LONGEST for n in value)
 
 
 def _seconds(value: Any) -> bool:

@@ -20,10 +20,16 @@ MANY_GROUPS = 12
 """Page tables of sliding-window layers above which there is a warning."""
 
 LENGTHS = (4096, 16384, 65536)
-"""Conversation lengths, tokens, at which a prediction is worked out where nobody names others."""
+"""Conversation lengths, tokens, see :func:`default_lengths`."""
 
 NOTED_PADDING = 0.05
 """Share of the sealed bytes from which on padding is worth a warning."""
+
+
+def default_lengths(max_model_len: int) -> tuple[int, ...]:
+    """Where a prediction is worked out when nobody names lengths, in tokens, rising: those of ``LENGTHS``
+    that a conversation of the model can have, and its greatest."""
+    return (*(n for n in LENGTHS if n < max_model_len), max_model_len)
 
 
 @dataclass(frozen=True)
@@ -133,13 +139,14 @@ def predict(
     config: TangramConfig,
     shape: ModelShape,
     profile: Profile | None = None,
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] | None = None,
 ) -> Prediction:
     """What ``config`` costs on a model of this shape.
 
     Args:
         profile: head statistics; None reads those that the configuration names. Scope ``uniform`` uses none.
-        lengths: at which to work out a conversation's cost; each at least 1.
+        lengths: at which to work out a conversation's cost, each at least 1; None for
+            :func:`default_lengths`.
 
     Raises:
         ConfigError: the configuration cannot work on this model.
@@ -156,7 +163,7 @@ def measure(
     geometry: Geometry,
     budgets: Sequence[Sequence[float]],
     max_model_len: int,
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] | None = None,
     warnings: Sequence[str] = (),
 ) -> Prediction:
     """The figures of a geometry, whoever cut its tiers. Arguments as the fields and :func:`predict` say."""
@@ -190,7 +197,7 @@ def measure(
     return Prediction(
         geometry=g,
         budget=tuple(tuple(row) for row in budgets),
-        at=tuple(at(n) for n in lengths),
+        at=tuple(at(n) for n in (default_lengths(max_model_len) if lengths is None else lengths)),
         sealed_bytes_per_token=sealed_bytes / g.chunk,
         ring_bytes=g.ring_pages * g.page_bytes,
         row_width=g.row_width(max_model_len),

@@ -8,6 +8,7 @@ import vllm
 
 from tangram.cli import own_version
 from tangram.predict import Prediction
+from tangram.profile import Profile
 from tangram.runtime import Runtime
 from tangram.telemetry import CacheSnapshot, model_report, pool_report
 
@@ -54,23 +55,33 @@ def profile_report(own: Runtime, prediction: Prediction) -> dict[str, Any]:
 
     ``mean`` and ``std`` are the calibrated shares of the cache that a head needs, ``need`` is mean + alpha x
     std, ``budget`` the share of a chunk that the head's own need comes to at the retention asked for,
-    ``keep`` the tokens of a chunk that its tier keeps. Without a profile all heads have the same.
+    ``keep`` the tokens of a chunk that its tier keeps. Without a profile nothing was calibrated: the first
+    three and ``floor`` are None, ``source`` says so, and all heads have the same budget.
     """
     profile, g = own.profile, own.geometry
+    calibrated = profile != Profile.uniform(own.shape.layers, own.shape.kv_heads)
     return {
         "model": model_report(own.shape),
-        "source": profile.source,
+        "source": profile.source if calibrated else _no_profile(own),
         "scope": own.config.scope,
         "retention": own.config.retention,
         "alpha": own.config.alpha,
-        "floor": profile.floor,
+        "floor": profile.floor if calibrated else None,
         "heads": {
-            "mean": [list(row) for row in profile.mean],
-            "std": [list(row) for row in profile.std],
-            "need": profile.needs(own.config.alpha),
+            "mean": [list(row) for row in profile.mean] if calibrated else None,
+            "std": [list(row) for row in profile.std] if calibrated else None,
+            "need": profile.needs(own.config.alpha) if calibrated else None,
             "budget": [list(row) for row in prediction.budget],
             "tier": [list(row) for row in g.head_tier],
             "keep": [[g.keep[tier] for tier in row] for row in g.head_tier],
         },
         "prediction": prediction.to_dict(),
     }
+
+
+def _no_profile(own: Runtime) -> str:
+    if own.config.scope == "uniform":
+        return "none: scope uniform uses no profile, all heads get the same budget"
+    return (
+        "none: no profile of calibrated needs was named (TANGRAM_PROFILE), so all heads get the same budget"
+    )

@@ -180,6 +180,7 @@ class ResidentRows:
 
     def mark_forked(self, pages: Iterable[int]) -> None:
         """These pages have, or may get, owners beside the rows of this object."""
+        self._forked = {page for page in self._forked if self._references(page) > 1}
         self._forked.update(pages)
 
     # ---- looking for rows -------------------------------------------------------------------------------
@@ -220,7 +221,6 @@ class ResidentRows:
 
     def releasable(self, spare: Row | None = None) -> int:
         """Pages that evicting all rows but ``spare`` would free."""
-        self._forked = {page for page in self._forked if self._references(page) > 1}
         elsewhere = sum(self._references(page) > self._holds.get(page, 0) > 0 for page in self._forked)
         spared = sum(self._only_here(page) for page in spare.held()) if spare else 0
         return len(self._holds) - elsewhere - spared
@@ -247,7 +247,9 @@ class ResidentRows:
         if indexed != expected:
             raise CacheIntegrityError("the prefix index does not match the resident rows")
         for row in rows:
-            if len(row.pages) < self._geometry.pages(row.tokens):
+            # A prefix that ends at a boundary has no chunk sealed there: whoever continues it seals that.
+            needed = self._geometry.resumed_pages if row.shared else self._geometry.pages
+            if len(row.pages) < needed(row.tokens):
                 raise CacheIntegrityError(
                     f"row {row.name} has {len(row.pages)} pages for {row.tokens} tokens"
                 )

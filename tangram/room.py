@@ -63,7 +63,7 @@ class Room:
             return False
         while self._pool.get_num_free_blocks() < pages and (row := self._resident.oldest(spare)):
             self.evict(row)
-        return True
+        return self._pool.get_num_free_blocks() >= pages  # not those that a copy of this step still holds
 
     def make_with_headroom(self, pages: int, spare: Row | None = None) -> None:
         """Make room for pages and the headroom. vLLM wants the latter of waiting requests only, and of these

@@ -84,9 +84,11 @@ class TangramScheduler(AsyncScheduler):
             )
 
     def _final_length(self, request_id: str) -> int:
-        """Tokens that a request holds when it has generated all that it may."""
+        """Tokens that a request holds when it has generated all that it may; drafts go beyond its last."""
         request = self.requests.get(request_id)
-        return min(request.num_prompt_tokens + request.max_tokens, self.max_model_len) if request else 0
+        if request is None:
+            return 0
+        return min(request.num_prompt_tokens + request.max_tokens + self.num_spec_tokens, self.max_model_len)
 
     # ---- vLLM's own steps, one at a time ------------------------------------------------------------------
 

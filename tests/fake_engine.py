@@ -447,8 +447,8 @@ def main() -> None:
     try:
         engine = FakeEngine(config)
     except ValueError as error:
-        print(f"ConfigError: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        print(f"tangram: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
     time.sleep(options.fake_start_seconds if config.alpha < 99 else 600)
     settings = uvicorn.Config(engine.app, host=options.host, port=options.port, log_level="info")
     if options.fake_deaf:

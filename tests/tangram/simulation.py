@@ -41,6 +41,25 @@ MODEL = {
     "torch_dtype": "float32",
 }
 GEOMETRY = Geometry(2, 2, 8, 4, 16, 64, 32, 32, 2, (Tier(16, ((0, 0), (1, 1))), Tier(48, ((0, 1), (1, 0)))))
+_EVEN, _ODD = ((0, 0), (1, 1)), ((0, 1), (1, 0))
+ODD_GEOMETRIES = (
+    Geometry(2, 2, 8, 4, 16, 16, 32, 32, 2, (Tier(16, _EVEN), Tier(16, _ODD))),  # a chunk is a page
+    Geometry(2, 2, 8, 4, 4, 32, 0, 4, 2, (Tier(4, _EVEN), Tier(20, _ODD))),  # no window, least rewind
+    Geometry(2, 2, 8, 4, 8, 64, 40, 72, 4, (Tier(24, _EVEN + _ODD),)),  # one tier, rewind beyond a chunk
+    Geometry(
+        2,
+        2,
+        8,
+        4,
+        1,
+        12,
+        5,
+        9,
+        1,
+        tuple(Tier(k, (h,)) for k, h in zip((1, 3, 7, 12), _EVEN + _ODD, strict=True)),
+    ),
+)
+"""What settings at their limits lead to."""
 SETTINGS = {"chunk": 64, "window": 32, "rewind": 32, "group_size": 2}
 
 
@@ -71,28 +90,28 @@ class Simulation:
         depth: steps in flight, as with async scheduling (2) or without (1).
     """
 
-    def __init__(self, config: VllmConfig, pages: int, depth: int = 2) -> None:
+    def __init__(self, config: VllmConfig, pages: int, depth: int = 2, geometry: Geometry = GEOMETRY) -> None:
         init_none_hash(sha256)
         spec = RaggedSpec(
-            block_size=GEOMETRY.page_tokens,
+            block_size=geometry.page_tokens,
             num_kv_heads=2,
             head_size=8,
             dtype=torch.float32,
             num_head_slots=1,
-            state_content_bytes=GEOMETRY.state_bytes,
-            geometry=GEOMETRY,
+            state_content_bytes=geometry.state_bytes,
+            geometry=geometry,
         )
         names = [f"model.layers.{layer}.self_attn.attn" for layer in range(2)]
         cache = KVCacheConfig(pages + 1, [], [KVCacheGroupSpec(names, spec)])
         config.cache_config.num_gpu_blocks = pages + 1
         self.scheduler = TangramScheduler(
-            config, cache, StructuredOutputManager(config), GEOMETRY.page_tokens, GEOMETRY.page_tokens
+            config, cache, StructuredOutputManager(config), geometry.page_tokens, geometry.page_tokens
         )
         self.manager = self.scheduler.manager
         self.pages = pages
         self.depth = depth
         self.salts: dict[str, str] = {}
-        self.worker = SimulatedWorker(GEOMETRY, self.salts)
+        self.worker = SimulatedWorker(geometry, self.salts)
         self.flying: deque[tuple[Any, Any]] = deque()
         self.prompts: dict[str, tuple[list[int], str, int]] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -100,7 +119,7 @@ class Simulation:
         self.cached: dict[str, int] = {}
         self.handed_out: set[int] = set()
         self._watch_pool()
-        self._hasher = get_request_block_hasher(GEOMETRY.page_tokens, sha256)
+        self._hasher = get_request_block_hasher(geometry.page_tokens, sha256)
 
     def add(self, name: str, prompt: list[int], count: int, salt: str = "me") -> None:
         """Ask for ``count`` tokens."""

@@ -31,8 +31,8 @@ from tangram.control import ControlServer
 from tangram.endpoints import TangramEndpoints
 from tangram.errors import EngineRejected, EngineUnavailable
 from tangram.metrics import COUNTERS
-from tangram.predict import LENGTHS, predict
-from tangram.profile import ModelShape, Profile, build_geometry, in_force
+from tangram.predict import predict
+from tangram.profile import ModelShape, Profile, build_geometry, in_force, load_profile
 from tangram.runtime import Runtime
 from tangram.seal_meter import BOUNDS, SealMeter
 from tangram.telemetry import CacheSnapshot, Sequence
@@ -166,6 +166,24 @@ async def test_profile_tells_the_budgets_and_what_they_cost() -> None:
     assert profile["prediction"] == predict(own.config, SHAPE, PROFILE).within(pool).to_dict()
 
 
+@pytest.mark.parametrize(
+    ("scope", "says"),
+    [("model", "no profile of calibrated needs was named"), ("uniform", "scope uniform uses")],
+)
+async def test_without_a_profile_nothing_looks_calibrated(scope: str, says: str) -> None:
+    own = runtime(retention=0.25, scope=scope)
+    own = replace(own, profile=load_profile(own.config, SHAPE))
+    own = replace(own, geometry=build_geometry(own.config, SHAPE, own.profile))
+    async with client(own) as http:
+        profile = await http.profile()
+    assert says in profile["source"]
+    assert "all heads get the same budget" in profile["source"]
+    heads = profile["heads"]
+    assert (profile["floor"], heads["mean"], heads["std"], heads["need"]) == (None,) * 4
+    assert heads["budget"] == [pytest.approx([0.25] * 3)] * 4
+    assert heads["keep"] == [[128] * 3] * 4
+
+
 async def test_memory_of_all_and_of_one() -> None:
     async with client(runtime()) as http:
         whole = await http.memory()
@@ -187,7 +205,7 @@ async def test_a_preview_changes_what_was_asked_and_nothing_else() -> None:
     changed = replace(own.config, retention=0.25, group_size=5, alpha=2.0)
     assert got == predict(changed, SHAPE, PROFILE, [100, 9000]).within(pool).to_dict()
     assert same == predict(own.config, SHAPE, PROFILE).within(pool).to_dict()
-    assert set(same["bytes_at"]) == {str(n) for n in LENGTHS}
+    assert list(same["bytes_at"]) == ["4096", "8192"], "nothing beyond the model's greatest length"
 
 
 async def test_previews_across_scopes_use_the_profile_that_would_decide(tmp_path: Path) -> None:
@@ -223,6 +241,7 @@ async def test_previews_across_scopes_use_the_profile_that_would_decide(tmp_path
         ('{"group_size": 13}', "group_size: must be at most the model's 12 heads"),
         ('{"retention": "x"}', "retention: must be a number"),
         ('{"lengths": []}', "lengths: must be a list"),
+        ('{"lengths": null}', "lengths: must be a list"),
         ('{"lengths": [true]}', "lengths: must be a list"),
         ('{"lengths": [0]}', "lengths: must be a list"),
         ('{"lengths": 4096}', "lengths: must be a list"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry, Tier
-from tangram.predict import Prediction, measure, predict
+from tangram.predict import LENGTHS, Prediction, default_lengths, measure, predict
 from tangram.profile import ModelShape, Profile, group_size
 
 KEYS = {  # what the console reads
@@ -213,6 +214,14 @@ def test_a_layer_s_group_is_capped_and_says_so_only_if_it_was_asked_for() -> Non
     assert "3 is used instead of 8" in warned(scope="layer", group_size=8)
     assert "is used instead of" not in warned(scope="layer")
     assert predict(TangramConfig(scope="layer", group_size=8), SHAPE, UNEVEN).geometry.group_size == 3
+
+
+@given(st.one_of(st.integers(1, 200_000), st.sampled_from([n + d for n in LENGTHS for d in (-1, 0, 1)])))
+def test_nobody_is_told_of_conversations_that_the_model_cannot_have(longest: int) -> None:
+    lengths = default_lengths(longest)
+    assert list(lengths) == sorted({n for n in LENGTHS if n <= longest} | {longest})
+    shape = replace(SHAPE, max_model_len=longest)
+    assert [at.tokens for at in predict(TangramConfig(), shape, UNEVEN).at] == list(lengths)
 
 
 def test_uniform_ignores_the_profile_and_the_other_scopes_do_not() -> None:

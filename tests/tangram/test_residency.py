@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tangram.errors import ConfigError
+from tangram.geometry import Geometry
 from tests.tangram.simulated_worker import VOCABULARY
 from tests.tangram.simulation import GEOMETRY as G
-from tests.tangram.simulation import Simulation, vllm_config
+from tests.tangram.simulation import ODD_GEOMETRIES, Simulation, vllm_config
 
 Make = Callable[..., Simulation]
 LENGTH = 512
@@ -24,8 +25,14 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Build a simulation; ``ours`` are our settings, the rest is vLLM's."""
     folder = tmp_path_factory.mktemp("model")
 
-    def build(pages: int, depth: int = 2, ours: dict[str, Any] | None = None, **engine: Any) -> Simulation:
-        return Simulation(vllm_config(folder, LENGTH, ours or {}, **engine), pages, depth)
+    def build(
+        pages: int,
+        depth: int = 2,
+        ours: dict[str, Any] | None = None,
+        geometry: Geometry = G,
+        **engine: Any,
+    ) -> Simulation:
+        return Simulation(vllm_config(folder, LENGTH, ours or {}, **engine), pages, depth, geometry)
 
     return build
 
@@ -368,4 +375,13 @@ def test_no_order_of_events_breaks_anything(
     assert sim.worker.reads > 0
     if reserve:
         assert sim.scheduler.preemptions == 0
+    sim.close()
+
+
+@pytest.mark.parametrize("geometry", ODD_GEOMETRIES)
+@pytest.mark.parametrize("reserve", [True, False])
+def test_settings_at_their_limits_break_nothing(make: Make, geometry: Geometry, reserve: bool) -> None:
+    sim = make(2 * geometry.pages(LENGTH), 2, {"reserve": reserve}, geometry, max_num_seqs=6)
+    drive(sim, random.Random(7), 120)
+    assert sim.manager.counters["takeovers"] + sim.manager.counters["forks"] > 0
     sim.close()

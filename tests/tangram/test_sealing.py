@@ -30,6 +30,12 @@ def test_selection_takes_the_best_after_the_sink_in_order(seed: int, keep: int, 
         assert chosen[head].tolist() == sorted(order[:keep])
 
 
+def test_the_sink_wins_over_scores_that_are_no_numbers() -> None:
+    scores = torch.tensor([[0.0, 0.0, torch.nan, 5.0, torch.inf, 1.0]])
+    assert select(scores, 3, 2).tolist() == [[0, 1, 4]]
+    assert select(scores, 5, 2).tolist() == [[0, 1, 3, 4, 5]]
+
+
 def test_equal_scores_go_to_the_earlier_token() -> None:
     assert select(torch.zeros(1, 6), 3, 0).tolist() == [[0, 1, 2]]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import re
 import subprocess
@@ -20,9 +22,13 @@ with warnings.catch_warnings():
     from vllm.model_executor.models import ModelRegistry
 
     from tangram import launch
+    from tangram.argument_support import ASKED_BY
     from tangram.errors import TangramError, UnsupportedError
     from tangram.layer_support import LAYER_FEATURES, check_layer, check_shape
-    from tangram.reasons import VARIABLE, reason, told
+    from tangram.plugin import CPU_WORKER, SCHEDULER
+    from tangram.reasons import STARTERS, VARIABLE, listen, reason, told
+    from tangram.runtime import Runtime
+    from tangram.scheduler import TangramScheduler
     from tangram.support import REFUSALS, check_supported
 
 from tests.tiny_models import LLAMA, write_config
@@ -91,7 +97,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 OPTIONS: list[tuple[str, list[str]]] = [
     ("tensor parallelism", ["--tensor-parallel-size", "2"]),
     ("tensor parallelism", ["-tp=2"]),
+    ("tensor parallelism", ["--tensor_parallel_size=4096"]),
     ("pipeline parallelism", ["-pp", "2"]),
+    ("context parallelism", ["--decode-context-parallel-size", "2"]),
+    ("dual-batch overlap", ["--enable-dbo"]),
+    ("sleep mode", ["--enable-sleep-mode"]),
+    ("returning routed experts", ["--enable-return-routed-experts"]),
+    ("a pooling model (embeddings, rewards, classification)", ["--runner", "pooling"]),
+    ("KV sharing between layers", ["--kv-sharing-fast-prefill"]),
+    ("an encoder cache connector", ["--ec-transfer-config", '{"ec_connector": "x", "ec_role": "ec_both"}']),
     ("data parallelism", ["--data-parallel-size=2"]),
     ("data parallelism", ["-dp", "2"]),
     ("a KV cache of another type than the model", ["--kv-cache-dtype", "fp8"]),
@@ -101,6 +115,12 @@ OPTIONS: list[tuple[str, list[str]]] = [
         "a KV connector or KV offloading",
         ["--kv-transfer-config", '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'],
     ),
+    ("a KV connector or KV offloading", ["--kv-offloading-size", "1"]),
+    (
+        "this kind of speculative decoding",
+        ["--speculative-config", '{"model": "no/such-draft", "num_speculative_tokens": 3}'],
+    ),
+    ("this kind of speculative decoding", ["--spec-method", "eagle", "--spec-model", "no/such-draft"]),
     ("KV cache events", ["--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "null"}']),
     (
         "this kind of speculative decoding",
@@ -121,6 +141,12 @@ SET: list[tuple[str, str, Any]] = [
     ("an encoder cache connector", "ec_transfer_config", object()),
     ("returning routed experts", "aux_output_config.enable_return_routed_experts", True),
     ("sleep mode", "model_config.enable_sleep_mode", True),
+    ("another scheduler than Tangram's", "scheduler_config.scheduler_cls", None),
+    (
+        "another scheduler than Tangram's",
+        "scheduler_config.scheduler_cls",
+        "vllm.v1.core.sched.scheduler.Scheduler",
+    ),
 ]
 """What vLLM does not accept on this machine, or only with hardware: the field that would ask for it."""
 
@@ -152,7 +178,9 @@ def _know(module: str, name: str) -> None:
 
 def configured(model: Path, **options: Any) -> Any:
     """vLLM's complete configuration for a model directory, without its tokenizer or weights."""
-    return EngineArgs(model=str(model), skip_tokenizer_init=True, **options).create_engine_config()
+    return EngineArgs(
+        model=str(model), skip_tokenizer_init=True, **{"scheduler_cls": SCHEDULER} | options
+    ).create_engine_config()
 
 
 def refusal(config: Any) -> str:
@@ -178,8 +206,12 @@ def test_models_that_are_refused(feature: str, tmp_path: Path) -> None:
 def test_options_that_are_refused(feature: str, arguments: list[str], llama: Path) -> None:
     """As the API server's process does it, before it starts an engine."""
     with pytest.raises(UnsupportedError) as error:
-        launch.check(["--model", str(llama), "--skip-tokenizer-init", *arguments])
+        launch.check([*plain_options(llama), *arguments])
     assert str(error.value) == sentence_of(feature)
+
+
+def plain_options(model: Path) -> list[str]:
+    return ["--model", str(model), "--skip-tokenizer-init", "--scheduler-cls", SCHEDULER]
 
 
 @pytest.mark.parametrize(("feature", "field", "value"), SET)
@@ -192,6 +224,93 @@ def test_fields_that_are_refused(feature: str, field: str, value: Any, llama: Pa
         owner = getattr(owner, part)
     owner.__dict__[name] = value  # past vLLM's own checks, which this machine would not pass
     assert refusal(config) == sentence_of(feature)
+
+
+def test_a_scheduler_derived_from_ours_is_ours(llama: Path) -> None:
+    class Mine(TangramScheduler):
+        pass
+
+    check_supported(configured(llama, scheduler_cls=Mine))
+
+
+def test_another_worker_on_a_cpu_is_warned_of(llama: Path, said: list[str]) -> None:
+    check_supported(configured(llama, worker_cls=CPU_WORKER))
+    assert said == []
+    check_supported(configured(llama))
+    assert f"without --worker-cls {CPU_WORKER}" in said[0]
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What is logged; vLLM's own loggers do not pass it on to pytest's."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("vllm.tangram").addHandler(handler)
+    yield lines
+    logging.getLogger("vllm.tangram").removeHandler(handler)
+
+
+def test_the_log_says_how_the_cache_is_cut_and_what_to_mind(llama: Path, said: list[str]) -> None:
+    ours = {"tangram": {"retention": 0.25, "scope": "layer", "group_size": 5}}
+    more = ["--kv-cache-memory-bytes", "100000000", "--additional-config", json.dumps(ours)]
+    launch.check([*plain_options(llama), "--worker-cls", CPU_WORKER, *more])
+    (line,) = [line for line in said if "retention 0.25" in line]
+    own = Runtime.from_vllm(configured(llama, additional_config=ours))
+    held = own.geometry.bytes(2048)
+    for part in (
+        f"{own.geometry.num_tiers} tiers, groups of 2 heads, ",
+        f" kernels, pages of {own.geometry.page_bytes} bytes",
+        f"a conversation of 2048 tokens takes {held / 2**20:.1f} MiB, {100000000 // held} fit into 95 MiB",
+    ):
+        assert part in line
+    assert any("in scope layer a group holds at most" in warning for warning in said)
+    assert any("no calibrated profile" in warning for warning in said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--nonsense", "1"], "unrecognized arguments: --nonsense 1 (see tangram serve --help"),
+        (
+            ["--max-model-len", "9999999"],
+            "vLLM refuses this: User-specified max_model_len (9999999) is greater",
+        ),
+        (["--enable-auto-tool-choice"], "vLLM refuses this: --enable-auto-tool-choice requires"),
+        (["--config", "/no/such.yaml"], "vLLM refuses this: [Errno 2] No such file"),
+        (
+            ["--model", "one/two/three"],
+            "MODEL: one/two/three is neither a directory nor a model that the hub",
+        ),
+        (["--additional-config", '{"tangram": {"group_size": 99}}'], "--tangram-group-size: must be at most"),
+    ],
+)
+def test_what_vllm_refuses_is_one_line_too(
+    arguments: list[str], says: str, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TangramError) as error:
+        launch.check([*plain_options(llama), *arguments])
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_fault_of_vllm_s_shows_its_stack_and_ends_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(launch.AsyncEngineArgs, "create_engine_config", broken)
+    monkeypatch.setattr(sys, "argv", ["launch", *plain_options(llama)])
+    assert launch.main() == launch.USAGE_ERROR
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-1] == "tangram: error: vLLM failed: KeyError: 'lost'"
+
+
+def test_the_table_of_options_names_rows_that_exist() -> None:
+    assert set(ASKED_BY) <= {row.feature for row in REFUSALS}
 
 
 def test_drafts_are_refused_unless_they_are_n_grams_judged_before_the_next_step(llama: Path) -> None:
@@ -271,6 +390,35 @@ def test_a_process_tells_another_why_it_refused(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(TangramError), told():
         raise UnsupportedError("because")
     assert reason(where) == "because"
+
+
+def test_what_vllm_says_of_a_process_that_failed_to_start_is_overheard(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    where = tmp_path / "reason"
+    monkeypatch.setenv(VARIABLE, str(where))
+    listen()
+    listen()
+    logger = logging.getLogger(STARTERS[0])
+    try:
+        for message, error in (
+            ("EngineCore encountered a fatal error.", ValueError("later")),
+            (
+                "EngineCore failed to start.",
+                ValueError("1.0 GiB KV cache is needed,\nmore than KV cache memory"),
+            ),
+            ("EngineCore failed to start.", ValueError("see above")),
+        ):
+            try:
+                raise error
+            except ValueError:
+                logger.exception(message)
+    finally:
+        for name in STARTERS:
+            logging.getLogger(name).handlers.clear()
+    assert reason(where).startswith(
+        "vLLM refuses this: 1.0 GiB KV cache is needed, more than KV cache memory With tangram serve: raise "
+    )
 
 
 def test_the_sentence_is_the_last_that_the_terminal_shows(llama: Path, tmp_path: Path) -> None:
