@@ -22,6 +22,11 @@ KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
 
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def printable(text: str) -> str:
     """Text that any log and any terminal takes, as names from outside may not be."""
     return text.encode("ascii", "backslashreplace").decode("ascii")
@@ -31,6 +36,12 @@ def _whole(text: Any) -> int:
     if isinstance(text, bool) or (isinstance(text, float) and not text.is_integer()):
         raise ValueError("not a whole number")
     return int(text)
+
+
+def _number(text: Any) -> float:
+    if isinstance(text, bool):
+        raise ValueError("not a number")
+    return float(text)
 
 
 def _group_size(text: Any) -> int | None:
@@ -51,7 +62,7 @@ def _path(text: Any) -> str | None:
 
 
 _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "retention": (float, "a number such as 0.25"),
+    "retention": (_number, "a number such as 0.25"),
     "chunk": (_whole, "a whole number of tokens"),
     "window": (_whole, "a whole number of tokens"),
     "sink": (_whole, "a whole number of tokens"),
@@ -60,10 +71,10 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "scope": (str, f"one of {', '.join(SCOPES)}"),
     "scorer": (str, f"one of {', '.join(SCORERS)}"),
     "query_window": (_whole, "a whole number of tokens"),
-    "alpha": (float, "a number such as 1.0"),
+    "alpha": (_number, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),
     "reserve": (_flag, "on or off"),
-    "resident_share": (float, "a number such as 0.8"),
+    "resident_share": (_number, "a number such as 0.8"),
     "profile": (_path, "a file name"),
 }
 
@@ -184,7 +195,7 @@ class TangramConfig:
             try:
                 parsed[name] = parse(value)
             except (TypeError, ValueError, OverflowError):
-                raise ConfigError(name, f"must be {expected}, not {value!r}") from None
+                raise ConfigError(name, f"must be {expected}, not {_shown(value)}") from None
         return cls(**parsed)
 
     @classmethod

@@ -22,6 +22,9 @@ MANY_GROUPS = 12
 LENGTHS = (4096, 16384, 65536)
 """Conversation lengths, tokens, see :func:`default_lengths`."""
 
+NOTED_EXCESS = 0.25
+"""A retention that is missed by more than this share is worth a warning."""
+
 NOTED_PADDING = 0.05
 """Share of the sealed bytes from which on padding is worth a warning."""
 
@@ -226,6 +229,11 @@ def _warnings(
         )
     if geometry.group_size * 6 > total:
         found.append("groups of more than a sixth of all heads were seen to lose recall")
+    if geometry.budget > config.retention * (1 + NOTED_EXCESS):
+        found.append(
+            f"heads keep {geometry.budget:.2f} of a chunk on average, not {config.retention:g} as asked: "
+            "by the profile too many need everything, or a chunk has too few pages to keep less"
+        )
     if geometry.budget < 0.2:
         found.append("below a retention of 0.2 recall of details was seen to suffer")
     if geometry.window_groups > MANY_GROUPS:

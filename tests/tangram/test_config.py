@@ -91,6 +91,11 @@ def test_the_configuration_knows_the_scorers() -> None:
 def test_hostile_input_is_a_clear_error_too() -> None:
     with pytest.raises(ConfigError, match="retention: must be a number"):
         TangramConfig.from_mapping({"retention": 10**400})
+    with pytest.raises(ConfigError, match="retention: must be a number"):
+        TangramConfig.from_mapping({"retention": True})
+    with pytest.raises(ConfigError) as long:
+        TangramConfig.from_mapping({"group_size": "9" * 5000})
+    assert len(str(long.value)) < 200
     with pytest.raises(ConfigError) as error:
         TangramConfig.from_mapping({"\ud800": 1})
     str(error.value).encode("utf-8")

@@ -210,6 +210,12 @@ def test_operators_are_warned() -> None:
     assert "equal shares of 30 layers" in warned(group_size=1)
 
 
+def test_a_retention_that_cannot_be_had_is_told() -> None:
+    greedy = Profile(((0.9,) * 3,) * 30, ((0.2,) * 3,) * 30)
+    assert "keep 1.00 of a chunk on average, not 0.25 as asked" in warned(retention=0.25, profile=greedy)
+    assert "keep 0.25 of a chunk on average, not 0.05 as asked" in warned(retention=0.05, chunk=64)
+
+
 def test_a_layer_s_group_is_capped_and_says_so_only_if_it_was_asked_for() -> None:
     assert "3 is used instead of 8" in warned(scope="layer", group_size=8)
     assert "is used instead of" not in warned(scope="layer")
