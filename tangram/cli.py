@@ -13,16 +13,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, entry_points, version
-from pathlib import Path
 from typing import NoReturn
 
 from tangram.config import HELP, KEY, TangramConfig
-from tangram.errors import ConfigError, TangramError
+from tangram.errors import ConfigError, TangramError, Unreachable
 from tangram.host import cpu_cache_bytes
+from tangram.hub import check_reachable, local_path
+from tangram.naming import as_asked, option, variable
 from tangram.plugin import CPU_WORKER, ENABLE_VARIABLE, SCHEDULER
 
 USAGE_ERROR = 2
-POLLED = ("/health", "/metrics", "/tangram/memory")
+FAILURE = 1
+POLLED = ("/health", "/metrics", "/tangram/memory", "/tangram/status", "/tangram/profile")
 """Routes that are asked every few seconds: they would fill the log."""
 ACCESS_LOG_OPTIONS = ("--disable-access-log-for-endpoints", "--disable-uvicorn-access-log")
 CACHE_SIZE_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
@@ -30,9 +32,16 @@ COMPILATION_OPTIONS = ("--enforce-eager", "--no-enforce-eager", "--compilation-c
 API_SERVER = "tangram.launch"
 
 
+class Parser(argparse.ArgumentParser):
+    """Ends with one line, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"tangram: error: {message} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``tangram``. Options it does not know are vLLM's."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tangram", description="Serve chat models with a KV cache that keeps what each head needs."
     )
     parser.add_argument("--version", action="version", version=f"tangram {own_version()}")
@@ -48,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("model", metavar="MODEL", help="a directory or a hub id, as for vllm serve")
     for field in fields(TangramConfig):
         default = "auto" if field.name == "group_size" else field.default
+        if isinstance(default, bool):
+            default = "on" if default else "off"
         serve.add_argument(
             option(field.name),
             dest=field.name,
@@ -55,11 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
             help=HELP[field.name] + ("" if default is None else f" (default {default})"),
         )
     return parser
-
-
-def option(field: str) -> str:
-    """The command-line option of a configuration field."""
-    return f"--tangram-{field.replace('_', '-')}"
 
 
 def own_version() -> str:
@@ -78,8 +84,7 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
         on_cpu: vLLM on a CPU has one backend slot, which the plugin takes; elsewhere it is asked for by name.
     """
     extra = list(extra)
-    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
-        raise ConfigError("MODEL", f"there is no directory {model}")
+    model = local_path(model)
     if _value(extra, "--block-size") not in (None, str(config.page_tokens)):
         raise ConfigError(
             "page_tokens",
@@ -87,27 +92,28 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
         )
     for name in ("--attention-backend", "--scheduler-cls"):
         if _value(extra, name) is not None:
-            raise ConfigError(name.removeprefix("--"), "is set by tangram serve: leave it out")
+            raise ConfigError(name, "is set by tangram serve: leave it out")
     for name in ("--data-parallel-size", "-dp"):
         if _value(extra, name) not in (None, "1"):
-            raise ConfigError(
-                "data-parallel-size", "must be 1: a conversation's pages are in one engine only"
-            )
+            raise ConfigError(name, "must be 1: a conversation's pages are in one engine only")
+    if any(_name(argument).startswith("--additional-config.") for argument in extra):
+        raise ConfigError("--additional-config", "must be one JSON object: its parts would replace ours")
     additional = _take(extra, "--additional-config")
     try:
         merged = json.loads(additional) if additional else {}
         if not isinstance(merged, dict):
             raise ValueError
     except ValueError:
-        raise ConfigError("additional-config", f"must be a JSON object, not {additional!r}") from None
+        raise ConfigError("--additional-config", f"must be a JSON object, not {additional!r}") from None
     merged[KEY] = config.to_dict()
-    command = [sys.executable, "-m", API_SERVER, "--model", model]
+    # Ours come last, and so win over a spelling of theirs that only vLLM knows, such as an abbreviation.
+    command = [sys.executable, "-m", API_SERVER, "--model", model, *extra]
     command += ["--block-size", str(config.page_tokens), "--scheduler-cls", SCHEDULER]
     command += cpu_options(extra, os.environ) if on_cpu else ["--attention-backend", "CUSTOM"]
     command += ["--enable-prompt-tokens-details", "--additional-config", json.dumps(merged)]
     if not any(_value(extra, name) is not None for name in ACCESS_LOG_OPTIONS):
         command += [ACCESS_LOG_OPTIONS[0], ",".join(POLLED)]
-    return command + extra
+    return command
 
 
 def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -129,24 +135,29 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
     return options
 
 
+def _name(argument: str) -> str:
+    """The option in an argument, with dashes where vLLM takes underscores as well."""
+    name = argument.partition("=")[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def _find(arguments: Sequence[str], name: str) -> int | None:
+    return next((index for index, argument in enumerate(arguments) if _name(argument) == name), None)
+
+
 def _value(arguments: Sequence[str], name: str) -> str | None:
-    for index, argument in enumerate(arguments):
-        if argument == name:
-            return arguments[index + 1] if index + 1 < len(arguments) else ""
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return None
+    index = _find(arguments, name)
+    if index is None:
+        return None
+    if "=" in arguments[index]:
+        return arguments[index].partition("=")[2]
+    return arguments[index + 1] if index + 1 < len(arguments) else ""
 
 
 def _take(arguments: list[str], name: str) -> str | None:
-    value = _value(arguments, name)
-    for index, argument in enumerate(arguments):
-        if argument == name:
-            del arguments[index : index + 2]
-            break
-        if argument.startswith(f"{name}="):
-            del arguments[index]
-            break
+    value, index = _value(arguments, name), _find(arguments, name)
+    if index is not None:
+        del arguments[index : index + (1 if "=" in arguments[index] else 2)]
     return value
 
 
@@ -168,24 +179,46 @@ def vllm_environment(environment: dict[str, str]) -> dict[str, str]:
 def serve(arguments: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
     """Replace this process by vLLM's API server."""
     options = {field.name: getattr(arguments, field.name) for field in fields(TangramConfig)}
-    config = TangramConfig.from_sources({name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    # What an option overrides is nobody's any more: messages name the source that counts.
+    overridden = {variable(name) for name in given}
+    environment = {name: value for name, value in os.environ.items() if name not in overridden}
     try:
-        from vllm.platforms import current_platform
-    except ImportError as error:
-        raise TangramError(f"vLLM 0.32 is not installed here ({error}): pip install vllm==0.32.0") from None
-    command = vllm_command(arguments.model, config, extra, current_platform.is_cpu())
+        config = TangramConfig.from_sources(given, environment)
+        local_path(arguments.model)
+        try:
+            if _value(extra, "--hf-config-path") is None:
+                check_reachable(arguments.model, _value(extra, "--revision"))
+            from vllm.platforms import current_platform
+        except ImportError as error:
+            sentence = f"vLLM 0.32 is not installed here ({error}): pip install vllm==0.32.0"
+            raise TangramError(sentence) from None
+        command = vllm_command(arguments.model, config, extra, current_platform.is_cpu())
+    except Unreachable:
+        raise
+    except ConfigError as error:
+        raise as_asked(error, given, environment) from None
     sys.stdout.flush()
-    os.execve(command[0], command, vllm_environment(dict(os.environ)))
+    os.execve(command[0], command, vllm_environment(environment))
+
+
+def ours_with_dashes(argument: str) -> str:
+    """``--tangram_page_tokens=16`` as ``--tangram-page-tokens=16``: vLLM is as lenient with its own."""
+    name, equals, value = argument.partition("=")
+    ours = name.replace("_", "-")
+    return f"{ours}{equals}{value}" if ours.startswith("--tangram-") else argument
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``tangram``. Returns the exit status: 2 for a usage or configuration error."""
-    arguments, extra = build_parser().parse_known_args(argv)
+    """Run ``tangram``. Returns the exit status: 2 for a usage or configuration error, 1 where another try may
+    succeed."""
+    given = [ours_with_dashes(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    arguments, extra = build_parser().parse_known_args(given)
     unknown = [name for name in extra if name.startswith("--tangram-")]
     try:
         if unknown:
             raise ConfigError(unknown[0], "is no option of tangram serve; see tangram serve --help")
         serve(arguments, extra)
     except TangramError as error:
-        print(f"tangram: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        print(f"tangram: error: {error}", file=sys.stderr)
+        return FAILURE if isinstance(error, Unreachable) else USAGE_ERROR

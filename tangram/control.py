@@ -16,18 +16,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tangram.errors import EngineUnavailable
+from tangram.errors import ConfigError, EngineUnavailable
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.1
 """How long closing may take at most."""
+PROBE_SECONDS = 0.2
+"""How long a socket that was found may take to let us in; one whose queue is full is somebody's."""
 WORKER = "-worker"
+LONGEST = 107
+"""Bytes of a Unix socket's path, by the size of the kernel's ``sun_path``."""
+SHORT_FOLDER = "/tmp"  # noqa: S108 - the folder inside it is this user's only, which is checked
 
 
 def socket_path(instance: str) -> Path:
-    """Where the scheduler of that vLLM instance id answers. Short, as a socket's path must be."""
-    return Path(tempfile.gettempdir()) / f"tangram-{os.getuid()}" / f"{instance}.sock"
+    """Where the scheduler of that vLLM instance id answers: in the folder for temporary files, or in /tmp
+    where that one's name is too long for a socket's path."""
+    inside = Path(f"tangram-{os.getuid()}") / f"{instance}.sock"
+    # Both sockets of an instance are judged by the longer one.
+    longer = tempfile.gettempdir() / inside.with_stem(inside.stem.removesuffix(WORKER) + WORKER)
+    return (SHORT_FOLDER if len(os.fsencode(longer)) > LONGEST else tempfile.gettempdir()) / inside
 
 
 def worker_socket(instance: str) -> Path:
@@ -39,6 +48,8 @@ class ControlServer:
     """Answers calls from a thread of its own. Handlers must be quick and must only read, or queue work."""
 
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        if len(os.fsencode(path)) > LONGEST:
+            raise ConfigError("TMPDIR", f"{path} is too long for a socket, set a shorter directory")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.parent.stat().st_uid != os.getuid() or path.parent.is_symlink():
             raise PermissionError(f"{path.parent} belongs to somebody else: remove it or set TMPDIR")
@@ -75,11 +86,12 @@ def _remove_dead(directory: Path) -> None:
     """Sockets of engines that were killed stay behind; nobody listens there."""
     for path in directory.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(PROBE_SECONDS)
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
-            except OSError:  # gone already, or somebody's that we cannot judge
+            except OSError:  # gone already, too busy to let us in, or somebody's that we cannot judge
                 continue
 
 

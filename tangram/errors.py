@@ -20,6 +20,10 @@ class ConfigError(TangramError):
         self.field = field
 
 
+class Unreachable(ConfigError):
+    """The model's hub does not answer. It may later: worth another try, unlike other settings."""
+
+
 class ProfileError(TangramError):
     """A profile file is missing, damaged, or made for another model."""
 

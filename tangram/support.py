@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tangram.errors import UnsupportedError
+from tangram.own_classes import other_scheduler, warn_of_other_worker
+from tangram.plugin import SCHEDULER
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -216,6 +218,12 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # ---- scheduling -----------------------------------------------------------------------------------
     Refusal(
+        "another scheduler than Tangram's",
+        other_scheduler,
+        "its steps would cross the boundaries at which old tokens are compressed",
+        f"start the engine with tangram serve, or add --scheduler-cls {SCHEDULER}",
+    ),
+    Refusal(
         "this kind of speculative decoding",
         _drafts,
         "a draft model keeps keys of its own, and a step planned before the last one's drafts are judged "
@@ -230,3 +238,4 @@ def check_supported(vllm_config: VllmConfig) -> None:
     for refusal in REFUSALS:
         if refusal.asked(vllm_config):
             raise UnsupportedError(refusal.sentence())
+    warn_of_other_worker(vllm_config)

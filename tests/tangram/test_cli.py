@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import huggingface_hub
@@ -15,7 +16,7 @@ from huggingface_hub import constants
 
 from tangram import cli, host, hub
 from tangram.config import KEY, TangramConfig
-from tangram.errors import ConfigError
+from tangram.errors import ConfigError, Unreachable
 from tangram.naming import as_asked, option
 
 WORKER = ["--worker-cls", "tangram.cpu_worker.TangramCPUWorker"]
@@ -33,7 +34,7 @@ def test_the_command_is_stock_vllm_s_server_with_our_options_and_the_user_s() ->
     assert after(command, "--block-size") == "32"
     assert after(command, "--attention-backend") == "CUSTOM"
     assert json.loads(after(command, "--additional-config"))[KEY] == config.to_dict()
-    assert command[-3:] == ["--port", "9", "--enforce-eager"]
+    assert command[5:8] == ["--port", "9", "--enforce-eager"], "ours come last, and win"
 
 
 def test_what_is_polled_stays_out_of_the_log_unless_the_user_decides() -> None:
@@ -190,7 +191,7 @@ def test_a_name_that_nobody_knows_is_refused_at_once(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
         for name in ("models/nope", "nope"):
-            with pytest.raises(ConfigError) as error:
+            with pytest.raises(Unreachable) as error:
                 hub.check_reachable(name, None, {})
             assert f"MODEL: {name} is neither a directory nor a model that the hub gives us" in str(
                 error.value
@@ -230,3 +231,25 @@ def test_the_client_s_side_needs_neither_torch_nor_vllm() -> None:
     )
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_a_hub_that_does_not_answer_is_worth_another_try(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(model: str, revision: str | None) -> None:
+        raise Unreachable("MODEL", f"{model}: the hub does not answer")
+
+    monkeypatch.setattr(cli, "check_reachable", silent)
+    assert cli.main(["serve", "some/model"]) == cli.FAILURE
+    assert capsys.readouterr().err == "tangram: error: MODEL: some/model: the hub does not answer\n"
+
+
+def test_a_spelling_of_vllm_s_does_not_replace_our_settings() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    command = cli.vllm_command("m", TangramConfig(retention=0.25), ["--additional-conf", '{"x": 1}'], True)
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(command[3:])
+    assert TangramConfig.from_additional_config(parsed.additional_config).retention == 0.25

@@ -128,7 +128,7 @@ def test_a_folder_too_long_for_a_socket_gives_way_to_a_short_one(
         assert len({path.parent for path in both}) == 1
         assert all(len(str(path)) <= control.LONGEST for path in both)
     assert both[0].is_relative_to("/tmp")
-    with pytest.raises(ConfigError, match="TMPDIR: .* is too long for a socket"):
+    with pytest.raises(ConfigError, match=r"TMPDIR: .* is too long for a socket"):
         ControlServer(tmp_path / ("x" * 108) / "a.sock", {})
 
 

@@ -18,15 +18,17 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from vllm.config.logging import LoggingConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.logger import configure_logging
     from vllm.model_executor.models import ModelRegistry
 
-    from tangram import launch
+    from tangram import launch, own_classes
     from tangram.argument_support import ASKED_BY
     from tangram.errors import TangramError, UnsupportedError
     from tangram.layer_support import LAYER_FEATURES, check_layer, check_shape
     from tangram.plugin import CPU_WORKER, SCHEDULER
-    from tangram.reasons import STARTERS, VARIABLE, listen, reason, told
+    from tangram.reasons import STARTERS, VARIABLE, listen, reason, told, why
     from tangram.runtime import Runtime
     from tangram.scheduler import TangramScheduler
     from tangram.support import REFUSALS, check_supported
@@ -233,22 +235,28 @@ def test_a_scheduler_derived_from_ours_is_ours(llama: Path) -> None:
     check_supported(configured(llama, scheduler_cls=Mine))
 
 
-def test_another_worker_on_a_cpu_is_warned_of(llama: Path, said: list[str]) -> None:
+def test_another_worker_on_a_cpu_is_warned_of(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(own_classes.logger, "warning_once", lambda text, *names: warned.append(text % names))
     check_supported(configured(llama, worker_cls=CPU_WORKER))
-    assert said == []
+    assert warned == []
     check_supported(configured(llama))
-    assert f"without --worker-cls {CPU_WORKER}" in said[0]
+    assert f"without --worker-cls {CPU_WORKER}" in warned[0]
 
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
-    """What is logged; vLLM's own loggers do not pass it on to pytest's."""
+    """What is logged; vLLM's own loggers do not pass it on to pytest's, and lose their handlers to vLLM."""
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("vllm.tangram").addHandler(handler)
+
+    def note(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        return True
+
+    logger = logging.getLogger("vllm.tangram")
+    logger.addFilter(note)
     yield lines
-    logging.getLogger("vllm.tangram").removeHandler(handler)
+    logger.removeFilter(note)
 
 
 def test_the_log_says_how_the_cache_is_cut_and_what_to_mind(llama: Path, said: list[str]) -> None:
@@ -271,7 +279,7 @@ def test_the_log_says_how_the_cache_is_cut_and_what_to_mind(llama: Path, said: l
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--nonsense", "1"], "unrecognized arguments: --nonsense 1 (see tangram serve --help"),
+        (["--nonsense"], "unrecognized arguments: --nonsense (see tangram serve --help"),
         (
             ["--max-model-len", "9999999"],
             "vLLM refuses this: User-specified max_model_len (9999999) is greater",
@@ -303,10 +311,38 @@ def test_a_fault_of_vllm_s_shows_its_stack_and_ends_in_a_line(
 
     monkeypatch.setattr(launch.AsyncEngineArgs, "create_engine_config", broken)
     monkeypatch.setattr(sys, "argv", ["launch", *plain_options(llama)])
+    monkeypatch.setattr(sys, "warnoptions", [])
     assert launch.main() == launch.USAGE_ERROR
     lines = capsys.readouterr().err.strip().splitlines()
     assert "Traceback (most recent call last):" in lines
     assert lines[-1] == "tangram: error: vLLM failed: KeyError: 'lost'"
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "status"),
+    [
+        (ValueError("no such\nlayout"), "vLLM refuses this: no such layout", 2),
+        (UnsupportedError("because"), "because", 2),
+        (ValueError("Free memory is less than desired"), "vLLM failed: ValueError: Free memory is less", 1),
+        (OSError("no space"), "vLLM failed: OSError: no space", 1),
+        (None, "vLLM failed: RuntimeError: see above", 1),
+    ],
+)
+def test_only_what_can_never_work_ends_with_status_2(
+    error: Exception | None, says: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Memory that is missing at a start may still be held by the engine before: that is worth another try."""
+
+    def start() -> None:
+        if error is not None:
+            Path(os.environ[VARIABLE]).write_text(why(error))
+        raise RuntimeError("see above")
+
+    monkeypatch.setattr(launch, "check", lambda _: None)
+    monkeypatch.setattr(launch.entry, "main", start)
+    monkeypatch.setattr(sys, "warnoptions", [])
+    assert launch.main() == status
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"tangram: error: {says}")
 
 
 def test_the_table_of_options_names_rows_that_exist() -> None:
@@ -398,7 +434,7 @@ def test_what_vllm_says_of_a_process_that_failed_to_start_is_overheard(
     where = tmp_path / "reason"
     monkeypatch.setenv(VARIABLE, str(where))
     listen()
-    listen()
+    configure_logging(LoggingConfig())  # as a process of vLLM does after that
     logger = logging.getLogger(STARTERS[0])
     try:
         for message, error in (
@@ -415,9 +451,9 @@ def test_what_vllm_says_of_a_process_that_failed_to_start_is_overheard(
                 logger.exception(message)
     finally:
         for name in STARTERS:
-            logging.getLogger(name).handlers.clear()
+            logging.getLogger(name).filters.clear()
     assert reason(where).startswith(
-        "vLLM refuses this: 1.0 GiB KV cache is needed, more than KV cache memory With tangram serve: raise "
+        "vLLM refuses this: 1.0 GiB KV cache is needed, more than KV cache memory Instead: raise "
     )
 
 
