@@ -11,6 +11,7 @@ from kernels.errors import KernelBuildError, KernelConfigError, KernelError
 from kernels.layout import RaggedLayout
 from kernels.ops import prepare
 from kernels.ragged import ragged_append, ragged_attention, ragged_gather
+from kernels.sealing import ragged_seal
 
 __all__ = [
     "KernelBuildError",
@@ -21,4 +22,5 @@ __all__ = [
     "ragged_append",
     "ragged_attention",
     "ragged_gather",
+    "ragged_seal",
 ]

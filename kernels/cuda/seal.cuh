@@ -1,0 +1,170 @@
+// Sealing: choose the tokens of a chunk that each head keeps and write them to their pages. One block for each
+// (chunk, head of a tier); nothing depends on the layer, as a page's heads come from any layers.
+#pragma once
+
+#include "mma.cuh"
+#include "step.cuh"
+
+namespace tangram {
+
+// Packed in kernels/cuda/native.py; Step's queries, lengths and layer tables are not used.
+struct Seal {
+  const int32_t* due;         // [count, 2] request and chunk
+  const int32_t* tier_heads;  // [tiers] heads of each tier's pages
+  const float* scores;        // [count, tiers, members, chunk], or null: keydiff
+  int32_t count, sink;
+};
+
+constexpr int kSealThreads = 512;
+
+// Order of scores as unsigned numbers; NaN above all, as torch sorts.
+__device__ inline uint32_t rank_of(float score) {
+  if (isnan(score)) return 0xFFFFFFFFu;
+  const uint32_t bits = __float_as_uint(score + 0.f);  // -0 and 0 are equal
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// The elements of a key that one lane holds.
+template <typename T, int D>
+__device__ void load_key(float (&key)[D / kWarp], const T* token) {
+  const T* from = token + threadIdx.x % kWarp * (D / kWarp);
+#pragma unroll
+  for (int i = 0; i < D / kWarp; ++i) key[i] = to_float(from[i]);
+}
+
+// Minus the cosine between each key and the mean of the unit keys (arXiv 2504.15364), as rank_of gives it.
+template <typename T, int D, typename Token>
+__device__ void keydiff(const Step& step, int sink, uint32_t* ranks, float* norms, float (*means)[D], Token token) {
+  constexpr int kWarps = kSealThreads / kWarp, kOwn = D / kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  float mean[kOwn] = {};
+#pragma unroll 2
+  for (int index = warp; index < step.chunk; index += kWarps) {
+    float key[kOwn], square = 0.f;
+    load_key<T, D>(key, token(index));
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) square += key[i] * key[i];
+    const float norm = sqrtf(warp_sum(square)), inverse = 1.f / fmaxf(norm, 1e-12f);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) mean[i] += key[i] * inverse;
+    if (lane == 0) norms[index] = norm;
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) means[warp][lane * kOwn + i] = mean[i];
+  __syncthreads();
+  float square = 0.f;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    mean[i] = 0.f;
+    for (int w = 0; w < kWarps; ++w) mean[i] += means[w][lane * kOwn + i];
+    mean[i] /= step.chunk;
+    square += mean[i] * mean[i];
+  }
+  const float inverse = 1.f / fmaxf(sqrtf(warp_sum(square)), 1e-8f);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) mean[i] *= inverse;
+#pragma unroll 2
+  for (int index = warp; index < step.chunk; index += kWarps) {
+    float key[kOwn], product = 0.f;
+    load_key<T, D>(key, token(index));
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) product += key[i] * mean[i];
+    product = warp_sum(product);
+    if (lane == 0) ranks[index] = rank_of(index < sink ? INFINITY : -product / fmaxf(norms[index], 1e-8f));
+  }
+}
+
+template <typename T, int D>
+struct SealSizes {
+  static size_t shared_bytes(const Step& step) {
+    return (3 * step.chunk + kSealThreads / kWarp) * sizeof(int) + kSealThreads / kWarp * D * sizeof(float);
+  }
+};
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kSealThreads) seal_kernel(const Step step, const Seal seal) {
+  extern __shared__ __align__(128) char shared[];
+  constexpr int kWarps = kSealThreads / kWarp, kPieces = 2 * D * sizeof(T) / 16;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  auto* means = reinterpret_cast<float(*)[D]>(shared);
+  auto* ranks = reinterpret_cast<uint32_t*>(means + kWarps);
+  auto* norms = reinterpret_cast<float*>(ranks + step.chunk);
+  auto* chosen = reinterpret_cast<int*>(norms + step.chunk);
+  auto* found = chosen + step.chunk;  // [kWarps]
+
+  const int tier = blockIdx.y / step.members, member = blockIdx.y % step.members;
+  if (member >= seal.tier_heads[tier]) return;
+  const int request = seal.due[2 * blockIdx.x], chunk = seal.due[2 * blockIdx.x + 1];
+  if (request < 0 || request >= step.requests || chunk < 0) return;
+  const int32_t* row = step.rows + request * step.row_stride;
+  const int size = step.page_tokens, pages = step.chunk / size, per_chunk = step.tier_offset[step.tiers];
+  const int first = step.tier_offset[tier], keep = (step.tier_offset[tier + 1] - first) * size;
+  const int sealed_at = step.ring_slots * step.tiers + chunk * per_chunk + first;
+  if (sealed_at + keep / size > step.row_width) return;
+
+  const auto ring_entry = [&](int index) {
+    return (chunk * pages + index / size) % step.ring_slots * step.tiers + tier;
+  };
+  // A page id out of range must not be followed: such a request is left alone.
+  bool bad = false;
+  for (int i = threadIdx.x; i < pages + keep / size; i += kSealThreads) {
+    const int page = row[i < pages ? ring_entry(i * size) : sealed_at + i - pages];
+    bad |= page < 0 || page >= step.pages;
+  }
+  if (__syncthreads_or(bad)) return;
+  const auto address = [&](int entry, int offset) {
+    const int64_t slot = static_cast<int64_t>(member) * size + offset;
+    return step.pool + (row[entry] * step.page_stride + slot * 2 * D) * static_cast<int64_t>(sizeof(T));
+  };
+  const auto token = [&](int index) { return reinterpret_cast<const T*>(address(ring_entry(index), index % size)); };
+
+  if (keep < step.chunk) {
+    const int sink = max(0, min(step.chunk, seal.sink - min(chunk, 1 << 20) * step.chunk));
+    if (seal.scores == nullptr) {
+      keydiff<T, D>(step, sink, ranks, norms, means, token);
+    } else {
+      const float* scores = seal.scores + (static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * step.chunk;
+      for (int i = threadIdx.x; i < step.chunk; i += kSealThreads) ranks[i] = rank_of(i < sink ? INFINITY : scores[i]);
+    }
+    __syncthreads();
+    // A token is kept if fewer than `keep` come before it: higher ones, and equal ones that are earlier. Kept tokens
+    // stay in order, so a token's place is the number of kept ones before it.
+    int before = 0;
+    for (int base = 0; base < step.chunk; base += kSealThreads) {
+      const int own = base + threadIdx.x;
+      bool kept = false;
+      if (own < step.chunk) {
+        const uint32_t rank = ranks[own];
+        int ahead = 0;
+#pragma unroll 8
+        for (int i = 0; i < step.chunk; ++i) ahead += ranks[i] > rank || (ranks[i] == rank && i < own);
+        kept = ahead < keep;
+      }
+      const uint32_t votes = __ballot_sync(~0u, kept);
+      if (lane == 0) found[warp] = __popc(votes);
+      __syncthreads();
+      int place = before + __popc(votes & ((1u << lane) - 1));
+      for (int w = 0; w < kWarps; ++w) {
+        if (w < warp) place += found[w];
+        before += found[w];
+      }
+      if (kept) chosen[place] = own;
+      __syncthreads();
+    }
+  }
+#pragma unroll 4
+  for (int i = threadIdx.x; i < keep * kPieces; i += kSealThreads) {
+    const int place = i / kPieces, piece = i - place * kPieces;
+    const int index = keep < step.chunk ? chosen[place] : place;
+    const auto* source = reinterpret_cast<const uint4*>(token(index)) + piece;
+    reinterpret_cast<uint4*>(address(sealed_at + place / size, place % size))[piece] = *source;
+  }
+}
+
+}  // namespace tangram
