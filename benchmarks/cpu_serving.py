@@ -47,7 +47,12 @@ def worker(model: str, retention: float | None, context: int) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model, max_model_len=context + 3 * NEW_TOKENS, dtype="bfloat16", enforce_eager=True, disable_log_stats=False, **options
+        model,
+        max_model_len=context + 3 * NEW_TOKENS,
+        dtype="bfloat16",
+        enforce_eager=True,
+        disable_log_stats=False,
+        **options,
     )
 
     def timed(prompts: list[list[int]], count: int) -> tuple[float, float, list[list[int]]]:
