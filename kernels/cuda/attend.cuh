@@ -11,8 +11,9 @@ struct Attend {
   void* out;           // [tokens, query_heads, head_size]
   const void* query;   // [tokens, query_heads, head_size]
   const float* sinks;  // [query_heads], or null
-  float* partial;      // workspace of decode.cuh
-  int32_t* arrived;    // one counter for each block of decode.cuh, all 0 between launches
+  float* partial;      // workspace: two slots for each block
+  int32_t* arrived;    // one counter for each block, all 0 between launches
+  int32_t* plan;       // workspace of prefill.cuh, or null: no run is shared out
   int64_t out_token, out_head, query_token, query_head;
   int32_t query_heads, max_query;  // max_query: no request has more new tokens; 0 where that is not known
   float scale, soft_cap;
@@ -33,6 +34,13 @@ __device__ inline float finish(const Attend& attend, int query_head, float top, 
   const float sink = attend.sinks[query_head] * kLog2E, highest = fmaxf(top, sink);
   const float weight = exp2f(top - highest);
   return weight / (sum * weight + exp2f(sink - highest));
+}
+
+// Count one of the blocks first .. last, which share something, as done. True for the last one that comes.
+__device__ inline bool arrive(int32_t* arrived, int first, int last) {
+  const bool all = atomicAdd(arrived + first, 1) == last - first;
+  if (all) arrived[first] = 0;  // for the next launch
+  return all;
 }
 
 }  // namespace tangram

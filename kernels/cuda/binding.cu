@@ -15,14 +15,20 @@ using namespace tangram;
 using Element = TANGRAM_ELEMENT;
 constexpr int kSize = TANGRAM_HEAD_SIZE;
 
-constexpr int kMostBlocks = 4;  // of a multiprocessor, in decode.cuh
+constexpr int kMostBlocks = 4;  // of a multiprocessor
+constexpr int kMostPieces = 1 << 18;  // that are planned for
 constexpr int kMostDevices = 64;
+
+// How many blocks of a kernel a multiprocessor holds, for so much dynamic shared memory.
+struct Fit {
+  size_t bytes = 0;
+  int blocks = 0;
+};
 
 struct Device {
   int processors = 0;
-  size_t decode_bytes = 0;  // of shared memory, for which `decode_blocks` was found
-  int decode_blocks = 0;
-  size_t prefill_bytes = 0, seal_bytes = 0;  // that the kernels were allowed to take
+  Fit decode, prefill;
+  size_t seal_bytes = 0;  // of shared memory that the kernel may take
 };
 std::mutex mutex;
 Device devices[kMostDevices];
@@ -41,12 +47,20 @@ cudaError_t select(int index, Device** device) {
 
 // Let a kernel take so much dynamic shared memory; more than a device has is an error.
 template <typename Kernel>
-cudaError_t allow(Kernel kernel, size_t bytes, size_t* allowed) {
-  if (bytes <= *allowed) return cudaSuccess;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (error == cudaSuccess) *allowed = bytes;
-  return error;
+cudaError_t allow(Kernel kernel, size_t bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+}
+
+template <typename Kernel>
+cudaError_t fit(Kernel kernel, int threads, size_t bytes, Fit* found) {
+  if (bytes == found->bytes) return cudaSuccess;
+  cudaError_t error = allow(kernel, bytes);
+  int blocks = 0;
+  if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, bytes);
+  if (error != cudaSuccess) return error;
+  if (blocks == 0) return cudaErrorLaunchOutOfResources;
+  *found = {bytes, blocks < kMostBlocks ? blocks : kMostBlocks};
+  return cudaSuccess;
 }
 
 template <typename Word>
@@ -60,28 +74,27 @@ cudaError_t decode(const Step& step, const Attend& attend, Device& device, cudaS
   using Sizes = Decode<Element, kSize>;
   auto* kernel = decode_kernel<Element, kSize>;
   const size_t bytes = Sizes::shared_bytes(step);
-  if (bytes != device.decode_bytes) {
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    int blocks = 0;
-    if (error == cudaSuccess)
-      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, Sizes::kThreads, bytes);
-    if (error != cudaSuccess) return error;
-    if (blocks == 0) return cudaErrorLaunchOutOfResources;
-    device.decode_bytes = bytes;
-    device.decode_blocks = blocks < kMostBlocks ? blocks : kMostBlocks;
-  }
-  kernel<<<device.processors * device.decode_blocks, Sizes::kThreads, bytes, stream>>>(step, attend);
+  const cudaError_t error = fit(kernel, Sizes::kThreads, bytes, &device.decode);
+  if (error != cudaSuccess) return error;
+  kernel<<<device.processors * device.decode.blocks, Sizes::kThreads, bytes, stream>>>(step, attend);
   return cudaGetLastError();
 }
 
-cudaError_t prefill(const Step& step, const Attend& attend, Device& device, cudaStream_t stream) {
+cudaError_t prefill(const Step& step, Attend attend, Device& device, cudaStream_t stream) {
   using Sizes = Prefill<Element, kSize>;
   auto* kernel = prefill_kernel<Element, kSize>;
-  const cudaError_t error = allow(kernel, Sizes::kSharedBytes, &device.prefill_bytes);
+  const cudaError_t error = fit(kernel, Sizes::kThreads, Sizes::kSharedBytes, &device.prefill);
   if (error != cudaSuccess) return error;
-  const dim3 grid(Sizes::places(step, attend.query_heads / step.kv_heads), step.kv_heads);
-  kernel<<<grid, Sizes::kThreads, Sizes::kSharedBytes, stream>>>(step, attend);
+  const int places = Sizes::places(step, attend.query_heads / step.kv_heads);
+  const int64_t pieces = static_cast<int64_t>(places) * step.kv_heads;
+  int blocks = device.processors * device.prefill.blocks;
+  if (pieces < kMostPieces) {
+    plan_kernel<Element, kSize><<<1, kPlanThreads, 0, stream>>>(step, attend, places);
+  } else {
+    attend.plan = nullptr;
+    blocks = static_cast<int>(pieces);
+  }
+  kernel<<<blocks, Sizes::kThreads, Sizes::kSharedBytes, stream>>>(step, attend, places);
   return cudaGetLastError();
 }
 
@@ -136,21 +149,29 @@ EXPORT int tangram_seal(const void* step_bytes, const void* seal_bytes, int inde
   cudaError_t error = select(index, &device);
   const size_t bytes = SealSizes<Element, kSize>::shared_bytes(step);
   auto* kernel = seal_kernel<Element, kSize>;
-  if (error == cudaSuccess) error = allow(kernel, bytes, &device->seal_bytes);
+  if (error == cudaSuccess && bytes > device->seal_bytes) error = allow(kernel, bytes);
   if (error != cudaSuccess) return error;
+  if (bytes > device->seal_bytes) device->seal_bytes = bytes;
   const dim3 grid(seal.count, step.tiers * step.members);
   kernel<<<grid, kSealThreads, bytes, static_cast<cudaStream_t>(stream)>>>(step, seal);
   return cudaGetLastError();
 }
 
-// How much workspace attention needs on a device: bytes of partial sums and number of counters.
-EXPORT int tangram_workspace(int index, int64_t* partial_bytes, int64_t* counters) {
+// How much workspace attention needs on a device: bytes of partial sums, number of counters, numbers of a plan.
+EXPORT int tangram_workspace(int index, int64_t* sizes) {
   std::lock_guard<std::mutex> guard(mutex);
   Device* device;
-  const cudaError_t error = select(index, &device);
-  *counters = static_cast<int64_t>(device->processors) * kMostBlocks;
-  *partial_bytes = *counters * 2 * Decode<Element, kSize>::kSlotFloats * sizeof(float);
-  return error;
+  cudaError_t error = select(index, &device);
+  if (error == cudaSuccess)
+    error = fit(prefill_kernel<Element, kSize>, Prefill<Element, kSize>::kThreads,
+                Prefill<Element, kSize>::kSharedBytes, &device->prefill);
+  if (error != cudaSuccess) return error;
+  const int64_t decoding = static_cast<int64_t>(kMostBlocks) * Decode<Element, kSize>::kSlotFloats;
+  const int64_t prefilling = static_cast<int64_t>(device->prefill.blocks) * Prefill<Element, kSize>::kSlotFloats;
+  sizes[0] = device->processors * 2 * sizeof(float) * (decoding > prefilling ? decoding : prefilling);
+  sizes[1] = static_cast<int64_t>(device->processors) * kMostBlocks;
+  sizes[2] = kMostPieces;
+  return cudaSuccess;
 }
 
 EXPORT const char* tangram_error(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

@@ -25,7 +25,7 @@ struct Decode {
     float2 tops[kWarps][kDecodeGroup];  // highest score and sum of weights of each row
     int tile[kWarps];                   // which of its tiles holds a warp's sums, or -1
     int scratch[kWarps];
-    int last;
+    int last[2];
   };
   static size_t shared_bytes(const Step& step) { return kTileBytes + sizeof(Extra) + Share::bytes(step); }
 
@@ -177,6 +177,8 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
 
   Pair pair(step, share, begin);
   int number = 0, stage = 0;  // of this warp's next unit
+  Pair early = pair, late = pair;  // pairs shared with blocks before and after this one
+  bool shares_early = false, shares_late = false;
   Running<T, D> running;
   for (int at = begin; at < end;) {
     const int stop = min(pair.stop, end), tokens_end = pair.sealed * (share.kept[pair.head + 1] - share.kept[pair.head]) * kUnit + pair.raw;
@@ -238,24 +240,27 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
         if (piece == 0) reinterpret_cast<float2*>(slot + kDecodeGroup * D)[row] = {top, sum};
       }
     }
-    if (!whole) {
-      const int c0 = pair.first / run, c1 = (pair.stop - 1) / run;
-      __threadfence();
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        extra.last = atomicAdd(attend.arrived + c0, 1) == c1 - c0;
-        if (extra.last) attend.arrived[c0] = 0;  // for the next launch
-      }
-      __syncthreads();
-      if (extra.last) {
-        __threadfence();
-        merge_blocks<T, D>(attend, c0, c1, token, pair.head, group);
-      }
-    }
+    if (!whole && at == pair.first) late = pair, shares_late = true;
+    if (!whole && at != pair.first) early = pair, shares_early = true;
     __syncthreads();
     if (used >= 0) issue(number - 1 + Sizes::kStages, used);
     at = stop;
-    if (at < end && at == pair.stop) pair = Pair(step, share, at);
+    if (at < end) pair = Pair(step, share, at);
+  }
+  if (!shares_early && !shares_late) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    const Pair& own = threadIdx.x == 0 ? early : late;
+    extra.last[threadIdx.x] = (threadIdx.x == 0 ? shares_early : shares_late) &&
+                              arrive(attend.arrived, own.first / run, (own.stop - 1) / run);
+  }
+  __syncthreads();
+  for (int which = 0; which < 2; ++which) {
+    if (!extra.last[which]) continue;
+    __threadfence();
+    const Pair& own = which == 0 ? early : late;
+    merge_blocks<T, D>(attend, own.first / run, (own.stop - 1) / run, step.query_start_loc[own.request], own.head, group);
   }
 }
 

@@ -1,14 +1,24 @@
 // Attention of requests with several new tokens each, which see what their heads hold and each other causally.
 //
-// A block takes one KV head and as many new tokens as fill its rows with all query heads of the group: row r is
-// token r / group and query head r % group. It walks the head's history and the new tokens, which are in the
-// ring already, in tiles of 64, one tile's copy ahead of its products.
+// A piece of work is one KV head and as many new tokens as fill a block's rows with all query heads of the group:
+// row r is token r / group and query head r % group. It walks the head's history and the new tokens, which are
+// in the ring already, in tiles of 64, one tile's copy ahead of its products.
+//
+// Heads keep different shares, and a step may have few tokens: so the tiles of all pieces are laid end to end and
+// cut into equal runs, one for each block that the device holds at a time, as share.cuh does for decoding. Sums of
+// a piece that several blocks share go to the workspace; the block that arrives last adds them up in the blocks'
+// order.
 #pragma once
 
 #include "attend.cuh"
+#include "share.cuh"
 #include "tile.cuh"
 
 namespace tangram {
+
+// Fewest tiles of a run: shorter ones cost more in merging than they gain.
+constexpr int kLeastTiles = 4;
+constexpr int kPlanThreads = 1024;
 
 template <typename T, int D>
 struct Prefill {
@@ -20,83 +30,84 @@ struct Prefill {
   static constexpr int kTileBytes = kTokens * Shape::kTokenBytes;
   static constexpr int kQueryBytes = kRows * D * sizeof(T);
   static constexpr int kSharedBytes = kQueryBytes + 2 * kTileBytes;
+  static constexpr int kMaskedPieces = D % 64 == 0 ? 7 : 3;
+  // Of the workspace: sums, then (top, sum) of each row as each of four lanes holds it.
+  static constexpr int kSlotFloats = kRows * D + kRows * 8;
 
-  // Places for blocks along the tokens: request i's begin at start / tokens + i, so none needs to count the others'.
+  // Places for pieces along the tokens: request i's begin at start / room + i, so none needs to count the others'.
   static int places(const Step& step, int group) { return step.tokens / (kRows / group) + step.requests; }
 
-  static __device__ uint32_t query_at(int row, int piece) { return row * D * sizeof(T) + ((piece ^ (row & 7)) << 4); }
+  // Where a piece of 16 bytes of a query lies. Rows are spread over the banks.
+  static __device__ uint32_t query_at(int row, int piece) {
+    const int turn = kMaskedPieces == 7 ? row & 7 : row >> 1 & 3;
+    return row * D * sizeof(T) + ((piece ^ turn) << 4);
+  }
 };
 
+// The new tokens from .. from + count - 1 of a request, seen by one KV head.
+struct Piece {
+  int request, head, from, count, seen, tiles;  // seen: tokens that the first of them sees; tiles: 0 for no work
+
+  template <typename Find>
+  __device__ Piece(const Step& step, int group, int room, int tokens, int place, int head_index, Find find) {
+    request = find(step.requests, place, [&](int i) { return step.query_start_loc[i] / room + i; });
+    head = head_index;
+    const Request of(step, request);
+    from = (place - (of.start / room + request)) * room;
+    count = min(room, of.count - from);
+    seen = of.sealed * Head(step, head).kept * step.page_tokens + of.raw(step) - of.count + from + 1;
+    tiles = count <= 0 || decodes(of.count, group) ? 0 : ceil_div(seen + count - 1, tokens);
+  }
+};
+
+// first[i]: tiles before piece i; the places of a head follow one another. One block.
 template <typename T, int D>
-__global__ void __launch_bounds__(Prefill<T, D>::kThreads) prefill_kernel(const Step step, const Attend attend) {
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(const Step step, const Attend attend, int places) {
+  using Sizes = Prefill<T, D>;
+  __shared__ int scratch[kPlanThreads / kWarp];
+  const int group = attend.group(step);
+  const auto find = [](int count, int wanted, auto key) { return last_at_most(count, wanted, key); };
+  running_sums<kPlanThreads>(places * step.kv_heads, attend.plan, scratch, [&](int i) {
+    return Piece(step, group, Sizes::kRows / group, Sizes::kTokens, i % places, i / places, find).tiles;
+  });
+}
+
+// The running softmax of a block's rows: a warp's are in row tiles of 16, a lane's at lane / 4 and 8 below.
+template <typename T, int D>
+struct Rows {
   using Sizes = Prefill<T, D>;
   using Shape = Tile<T, D>;
-  constexpr int kRowTiles = Sizes::kRowTiles, kTokens = Sizes::kTokens, kBlocks = kTokens / 8;
-  extern __shared__ __align__(128) char shared[];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int group = attend.group(step), room = Sizes::kRows / group;  // tokens of a block
-  const int index = warp_last_at_most(step.requests, blockIdx.x,
-                                      [&](int i) { return step.query_start_loc[i] / room + i; });
-  const Request request(step, index);
-  const int from = (static_cast<int>(blockIdx.x) - (request.start / room + index)) * room;
-  if (from >= request.count || decodes(request.count, group)) return;
-  const int head_index = blockIdx.y, count = min(room, request.count - from);
-  const Head head(step, head_index);
-  const int raw = request.raw(step);
-  // Tokens that the block's first row sees; its last one sees `count - 1` more, and so on for those between.
-  const int seen = request.sealed * head.kept * step.page_tokens + raw - request.count + from + 1;
-  const int tiles = ceil_div(seen + count - 1, kTokens);
+  static constexpr int kRowTiles = Sizes::kRowTiles, kTokens = Sizes::kTokens, kBlocks = kTokens / 8;
+  float sums[kRowTiles][D / 8][4], top[kRowTiles][2], sum[kRowTiles][2];
 
-  const uint32_t query_base = shared_address(shared), tile_base = query_base + Sizes::kQueryBytes;
-  const T* query = static_cast<const T*>(attend.query) + (request.start + from) * attend.query_token;
-  for (int i = threadIdx.x; i < Sizes::kQueryBytes / 16; i += Sizes::kThreads) {
-    const int row = i / (D / 8), piece = i - row * (D / 8), token = row / group;
-    const int query_head = head_index * group + row - token * group;
-    const T* source = query + token * attend.query_token + query_head * attend.query_head + piece * 8;
-    copy_async(query_base + Sizes::query_at(row, piece), token < count ? source : query, token < count);
+  __device__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.f;
+      top[m][0] = top[m][1] = -INFINITY;
+      sum[m][0] = sum[m][1] = 0.f;
+    }
   }
-  const int32_t* row_of_pages = step.rows + index * step.row_stride;
-  Span known{step.pool, 0};  // lane i: where this warp's unit of tile 32 j + i lies
-  const auto issue = [&](int tile) {
-    if (tile < tiles) {
-      if (tile % kWarp == 0) {
-        const int unit = (tile + lane) * Sizes::kWarps + warp;
-        known = (tile + lane) < tiles ? locate<Shape::kTokenBytes>(step, row_of_pages, head, request.sealed, raw, unit)
-                                      : Span{step.pool, 0};
-      }
-      const int lane_of = tile % kWarp;
-      const auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(known.source), lane_of);
-      const int valid = __shfl_sync(~0u, known.valid, lane_of);
-      Shape::copy_unit(tile_base + (tile & 1) * Sizes::kTileBytes + warp * Shape::kUnitBytes,
-                       {reinterpret_cast<const char*>(address), valid});
-    }
-    copy_commit();
-  };
-  issue(0);
+  static __device__ int row(int m, int r) {
+    return (threadIdx.x / kWarp * kRowTiles + m) * 16 + r * 8 + threadIdx.x % kWarp / 4;
+  }
 
-  const Scoring scoring{attend.scale, attend.soft_cap};
-  float sums[kRowTiles][D / 8][4] = {}, top[kRowTiles][2], sum[kRowTiles][2] = {};
-  int limit[kRowTiles][2];  // tokens that this lane's rows see
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[m][r] = -INFINITY;
-      limit[m][r] = seen + ((warp * kRowTiles + m) * 16 + r * 8 + lane / 4) / group;
-    }
-
-  for (int tile = 0; tile < tiles; ++tile) {
-    copy_wait<0>();
-    __syncthreads();  // this tile is there, and everyone is done with the one before
-    issue(tile + 1);
-    const uint32_t keys_at = tile_base + (tile & 1) * Sizes::kTileBytes;
+  // Add a tile of 64 tokens. limit: the number of the tile's tokens that each row sees, where `masked`.
+  __device__ void add(uint32_t query_base, uint32_t keys_at, const Scoring& scoring, bool masked,
+                      const int (&limit)[kRowTiles][2]) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     float scores[kRowTiles][kBlocks][4] = {};
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
       uint32_t left[kRowTiles][4];
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m)
-        load_matrices(left[m], query_base + Sizes::query_at((warp * kRowTiles + m) * 16 + (lane & 15), 2 * k + (lane >> 4)));
+      for (int m = 0; m < kRowTiles; ++m) {
+        const int row = (warp * kRowTiles + m) * 16 + (lane & 15);
+        load_matrices(left[m], query_base + Sizes::query_at(row, 2 * k + (lane >> 4)));
+      }
 #pragma unroll
       for (int n = 0; n < kTokens / 16; ++n) {
         uint32_t keys[4];
@@ -108,12 +119,11 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads) prefill_kernel(const 
         }
       }
     }
-    const bool masked = (tile + 1) * kTokens > seen;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int visible = limit[m][r] - tile * kTokens - lane % 4 * 2;
+        const int visible = limit[m][r] - lane % 4 * 2;
         float high = top[m][r];
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
@@ -124,7 +134,8 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads) prefill_kernel(const 
             high = fmaxf(high, score);
           }
         high = quad_max(high);
-        const float shrink = exp2_fast(top[m][r] - high);
+        // A run may begin beyond what a row sees: its scores are all -inf then, and must not become NaN.
+        const float base = high == -INFINITY ? 0.f : high, shrink = exp2_fast(top[m][r] - base);
         top[m][r] = high;
         float added = 0.f;
 #pragma unroll
@@ -132,7 +143,7 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads) prefill_kernel(const 
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& score = scores[m][n][2 * r + e];
-            score = exp2_fast(score - high);
+            score = exp2_fast(score - base);
             added += score;
           }
         sum[m][r] = sum[m][r] * shrink + added;
@@ -162,21 +173,186 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads) prefill_kernel(const 
     }
   }
 
+  // A row's sum over the four lanes that hold it.
+  __device__ void gather_sums() {
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m)
+    for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float total = quad_sum(sum[m][r]);
-      const int row = (warp * kRowTiles + m) * 16 + r * 8 + lane / 4, token = row / group;
-      if (token >= count) continue;
-      const int query_head = head_index * group + row - token * group;
-      const float factor = finish(attend, query_head, top[m][r], total);
-      T* out = static_cast<T*>(attend.out) + (request.start + from + token) * attend.out_token +
-               query_head * attend.out_head + lane % 4 * 2;
+      for (int r = 0; r < 2; ++r) sum[m][r] = quad_sum(sum[m][r]);
+  }
+
+  // The workspace's slots hold what the threads hold, each number of all threads side by side.
+  __device__ void store(float* slot) const {
+    float* at = slot + threadIdx.x;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < D / 8; ++n)
-        reinterpret_cast<uint32_t*>(out)[n * 4] = pack<T>(sums[m][n][2 * r] * factor, sums[m][n][2 * r + 1] * factor);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) at[((m * (D / 8) + n) * 4 + i) * Sizes::kThreads] = sums[m][n][i];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        at[Sizes::kRows * D + (m * 4 + r) * Sizes::kThreads] = top[m][r];
+        at[Sizes::kRows * D + (m * 4 + 2 + r) * Sizes::kThreads] = sum[m][r];
+      }
     }
+  }
+  __device__ void merge(const float* slot) {
+    const float* at = slot + threadIdx.x;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      float mine[2], other[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float their_top = __ldcg(at + Sizes::kRows * D + (m * 4 + r) * Sizes::kThreads);
+        const float high = fmaxf(top[m][r], their_top), base = high == -INFINITY ? 0.f : high;
+        mine[r] = exp2_fast(top[m][r] - base), other[r] = exp2_fast(their_top - base);
+        sum[m][r] = sum[m][r] * mine[r] +
+                    __ldcg(at + Sizes::kRows * D + (m * 4 + 2 + r) * Sizes::kThreads) * other[r];
+        top[m][r] = high;
+      }
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          sums[m][n][i] = sums[m][n][i] * mine[i >> 1] +
+                          __ldcg(at + ((m * (D / 8) + n) * 4 + i) * Sizes::kThreads) * other[i >> 1];
+    }
+  }
+
+  __device__ void write(const Step& step, const Attend& attend, const Piece& piece, int group) const {
+    const int64_t start = step.query_start_loc[piece.request] + piece.from;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int token = row(m, r) / group, query_head = piece.head * group + row(m, r) - token * group;
+        if (token >= piece.count) continue;
+        const float factor = finish(attend, query_head, top[m][r], sum[m][r]);
+        T* out = static_cast<T*>(attend.out) + (start + token) * attend.out_token + query_head * attend.out_head +
+                 threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+          reinterpret_cast<uint32_t*>(out)[n * 4] = pack<T>(sums[m][n][2 * r] * factor, sums[m][n][2 * r + 1] * factor);
+      }
+  }
+};
+
+// Walk the tiles first .. last - 1 of a piece. By the whole block.
+template <typename T, int D>
+__device__ void walk(Rows<T, D>& rows, const Step& step, const Attend& attend, const Piece& piece, int group, int first,
+                     int last, char* shared) {
+  using Sizes = Prefill<T, D>;
+  using Shape = Tile<T, D>;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint32_t query_base = shared_address(shared), tile_base = query_base + Sizes::kQueryBytes;
+  const Request request(step, piece.request);
+  const Head head(step, piece.head);
+  const int raw = request.raw(step);
+  const int32_t* pages = step.rows + piece.request * step.row_stride;
+  const T* query = static_cast<const T*>(attend.query) + (request.start + piece.from) * attend.query_token;
+  __syncthreads();  // everyone is done with the piece before
+  for (int i = threadIdx.x; i < Sizes::kQueryBytes / 16; i += Sizes::kThreads) {
+    const int row = i / (D / 8), part = i - row * (D / 8), token = row / group;
+    const int query_head = piece.head * group + row - token * group;
+    const T* source = query + token * attend.query_token + query_head * attend.query_head + part * 8;
+    copy_async(query_base + Sizes::query_at(row, part), token < piece.count ? source : query, token < piece.count);
+  }
+  Span known{step.pool, 0};  // lane i: where this warp's unit of tile first + 32 j + i lies
+  const auto issue = [&](int tile) {
+    if (tile < last) {
+      const int from = (tile - first) % kWarp;
+      if (from == 0) {
+        known = {step.pool, 0};
+        if (tile + lane < last)
+          known = locate<Shape::kTokenBytes>(step, pages, head, request.sealed, raw, (tile + lane) * Sizes::kWarps + warp);
+      }
+      const auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(known.source), from);
+      const int valid = __shfl_sync(~0u, known.valid, from);
+      Shape::copy_unit(tile_base + (tile & 1) * Sizes::kTileBytes + warp * Shape::kUnitBytes,
+                       {reinterpret_cast<const char*>(address), valid});
+    }
+    copy_commit();
+  };
+  issue(first);
+  const Scoring scoring{attend.scale, attend.soft_cap};
+  for (int tile = first; tile < last; ++tile) {
+    copy_wait<0>();
+    __syncthreads();  // this tile is there, and everyone is done with the one before
+    issue(tile + 1);
+    int limit[Sizes::kRowTiles][2];
+#pragma unroll
+    for (int m = 0; m < Sizes::kRowTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        limit[m][r] = piece.seen + Rows<T, D>::row(m, r) / group - tile * Sizes::kTokens;
+    rows.add(query_base, tile_base + (tile & 1) * Sizes::kTileBytes, scoring, (tile + 1) * Sizes::kTokens > piece.seen,
+             limit);
+  }
+  rows.gather_sums();
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(Prefill<T, D>::kThreads)
+    prefill_kernel(const Step step, const Attend attend, const int places) {
+  using Sizes = Prefill<T, D>;
+  extern __shared__ __align__(128) char shared[];
+  __shared__ int s_last[2];
+  const int group = attend.group(step), room = Sizes::kRows / group, pieces = places * step.kv_heads;
+  const auto find = [](int count, int wanted, auto key) { return warp_last_at_most(count, wanted, key); };
+  const auto piece_at = [&](int index) {
+    return Piece(step, group, room, Sizes::kTokens, index % places, index / places, find);
+  };
+  const int* plan = attend.plan;
+  Rows<T, D> rows;
+  if (plan == nullptr) {  // too many pieces for a plan, hence enough for every block
+    const Piece piece = piece_at(blockIdx.x);
+    if (piece.tiles == 0) return;
+    rows.clear();
+    walk<T, D>(rows, step, attend, piece, group, 0, piece.tiles, shared);
+    rows.write(step, attend, piece, group);
+    return;
+  }
+  const int total = plan[pieces], run = max(kLeastTiles, ceil_div(total, gridDim.x));
+  const int begin = blockIdx.x * run, end = min(total, begin + run);
+  if (begin >= end) return;
+  const auto planned = [&](int i) { return plan[i]; };
+  const auto slot = [&](int block, bool starts) {
+    return attend.partial + (2 * static_cast<int64_t>(block) + starts) * Sizes::kSlotFloats;
+  };
+  int index = warp_last_at_most(pieces, begin, planned);
+  int shared_piece[2] = {-1, -1};  // which piece the block left in each of its slots
+  for (int at = begin; at < end;) {
+    const int first = plan[index];
+    const Piece piece = piece_at(index);
+    const int stop = min(end - first, piece.tiles);
+    rows.clear();
+    walk<T, D>(rows, step, attend, piece, group, at - first, stop, shared);
+    if (at == first && stop == piece.tiles) {
+      rows.write(step, attend, piece, group);
+    } else {
+      rows.store(slot(blockIdx.x, at == first));
+      shared_piece[at == first] = index;
+    }
+    at = first + stop;
+    if (at < end) index = warp_last_at_most(pieces, at, planned);
+  }
+  if (shared_piece[0] < 0 && shared_piece[1] < 0) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    const int own = shared_piece[threadIdx.x];
+    s_last[threadIdx.x] = own >= 0 && arrive(attend.arrived, plan[own] / run, (plan[own + 1] - 1) / run);
+  }
+  __syncthreads();
+  for (int which = 0; which < 2; ++which) {
+    if (!s_last[which]) continue;
+    __threadfence();
+    const int own = shared_piece[which], c0 = plan[own] / run, c1 = (plan[own + 1] - 1) / run;
+    rows.clear();
+    for (int block = c0; block <= c1; ++block) rows.merge(slot(block, block == c0));
+    rows.write(step, attend, piece_at(own), group);
+  }
 }
 
 }  // namespace tangram

@@ -2,6 +2,8 @@
 // (chunk, head of a tier); nothing depends on the layer, as a page's heads come from any layers.
 #pragma once
 
+#include <cstring>
+
 #include "mma.cuh"
 #include "step.cuh"
 
@@ -24,59 +26,75 @@ __device__ inline uint32_t rank_of(float score) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-__device__ inline float warp_sum(float x) {
+// Eight lanes share a token, so that a warp looks at four at once; `i` counts the words of 4 elements of a lane.
+constexpr int kLanes = 8, kTokensAtOnce = kWarp / kLanes;
+
+template <int kLowest, int kPast>
+__device__ inline float sum_over(float x) {  // lanes that differ in the bits kLowest .. kPast / 2
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  for (int bit = kLowest; bit < kPast; bit *= 2) x += __shfl_xor_sync(~0u, x, bit);
   return x;
 }
 
-// The elements of a key that one lane holds.
 template <typename T, int D>
-__device__ void load_key(float (&key)[D / kWarp], const T* token) {
-  const T* from = token + threadIdx.x % kWarp * (D / kWarp);
+__device__ void load_key(float (&key)[D / kLanes], const T* token) {
+  const auto* from = reinterpret_cast<const uint2*>(token) + threadIdx.x % kLanes;
 #pragma unroll
-  for (int i = 0; i < D / kWarp; ++i) key[i] = to_float(from[i]);
+  for (int i = 0; i < D / kLanes / 4; ++i) {
+    const uint2 word = from[i * kLanes];
+    T four[4];
+    memcpy(four, &word, sizeof(word));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) key[4 * i + e] = to_float(four[e]);
+  }
 }
 
 // Minus the cosine between each key and the mean of the unit keys (arXiv 2504.15364), as rank_of gives it.
+// The chunk is a multiple of four tokens.
 template <typename T, int D, typename Token>
 __device__ void keydiff(const Step& step, int sink, uint32_t* ranks, float* norms, float (*means)[D], Token token) {
-  constexpr int kWarps = kSealThreads / kWarp, kOwn = D / kWarp;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  constexpr int kWarps = kSealThreads / kWarp, kOwn = D / kLanes;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = lane % kLanes;
+  const int first = warp * kTokensAtOnce + lane / kLanes, stride = kWarps * kTokensAtOnce;
+  const auto element = [&](int own) { return (own / 4 * kLanes + part) * 4 + own % 4; };
   float mean[kOwn] = {};
 #pragma unroll 2
-  for (int index = warp; index < step.chunk; index += kWarps) {
+  for (int index = first; index < step.chunk; index += stride) {
     float key[kOwn], square = 0.f;
     load_key<T, D>(key, token(index));
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) square += key[i] * key[i];
-    const float norm = sqrtf(warp_sum(square)), inverse = 1.f / fmaxf(norm, 1e-12f);
+    const float norm = sqrtf(sum_over<1, kLanes>(square)), inverse = 1.f / fmaxf(norm, 1e-12f);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) mean[i] += key[i] * inverse;
-    if (lane == 0) norms[index] = norm;
+    if (part == 0) norms[index] = norm;
   }
+  __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) means[warp][lane * kOwn + i] = mean[i];
+  for (int i = 0; i < kOwn; ++i) {
+    const float sum = sum_over<kLanes, kWarp>(mean[i]);
+    if (lane < kLanes) means[warp][element(i)] = sum;
+  }
   __syncthreads();
   float square = 0.f;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     mean[i] = 0.f;
-    for (int w = 0; w < kWarps; ++w) mean[i] += means[w][lane * kOwn + i];
+    for (int w = 0; w < kWarps; ++w) mean[i] += means[w][element(i)];
     mean[i] /= step.chunk;
     square += mean[i] * mean[i];
   }
-  const float inverse = 1.f / fmaxf(sqrtf(warp_sum(square)), 1e-8f);
+  const float inverse = 1.f / fmaxf(sqrtf(sum_over<1, kLanes>(square)), 1e-8f);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) mean[i] *= inverse;
 #pragma unroll 2
-  for (int index = warp; index < step.chunk; index += kWarps) {
+  for (int index = first; index < step.chunk; index += stride) {
     float key[kOwn], product = 0.f;
     load_key<T, D>(key, token(index));
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) product += key[i] * mean[i];
-    product = warp_sum(product);
-    if (lane == 0) ranks[index] = rank_of(index < sink ? INFINITY : -product / fmaxf(norms[index], 1e-8f));
+    product = sum_over<1, kLanes>(product);
+    if (part == 0) ranks[index] = rank_of(index < sink ? INFINITY : -product / fmaxf(norms[index], 1e-8f));
   }
 }
 
@@ -142,8 +160,15 @@ __global__ void __launch_bounds__(kSealThreads) seal_kernel(const Step step, con
       if (own < step.chunk) {
         const uint32_t rank = ranks[own];
         int ahead = 0;
-#pragma unroll 8
-        for (int i = 0; i < step.chunk; ++i) ahead += ranks[i] > rank || (ranks[i] == rank && i < own);
+#pragma unroll 4
+        for (int i = 0; i < step.chunk; i += 4) {
+          const uint4 four = *reinterpret_cast<const uint4*>(ranks + i);
+          // No rank is 0, so that `at least rank` is `more than rank - 1`.
+          ahead += four.x > rank - (i < own);
+          ahead += four.y > rank - (i + 1 < own);
+          ahead += four.z > rank - (i + 2 < own);
+          ahead += four.w > rank - (i + 3 < own);
+        }
         kept = ahead < keep;
       }
       const uint32_t votes = __ballot_sync(~0u, kept);

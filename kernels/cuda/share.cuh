@@ -57,11 +57,12 @@ struct Share {
   template <int kThreads>
   __device__ void fill(const Step& step, int group, int* scratch) {
     const int units_per_page = step.page_tokens / kUnit;
+    const Request early(step, min(static_cast<int>(threadIdx.x), step.requests - 1));  // its loads overlap the heads'
     running_sums<kThreads>(step.kv_heads, kept, scratch,
                            [&](int head) { return Head(step, head).kept * units_per_page; });
     const int all = kept[step.kv_heads];
     running_sums<kThreads>(step.requests, first, scratch, [&](int index) {
-      const Request request(step, index);
+      const Request request = index < kThreads ? early : Request(step, index);
       const bool mine = decodes(request.count, group);
       length[index] = mine ? request.length : 0;
       return mine ? step.kv_heads * ceil_div(request.raw(step), kUnit) + request.sealed * all : 0;

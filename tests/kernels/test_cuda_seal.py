@@ -40,7 +40,7 @@ class Case:
             )
             self.pool[ring] = content.to(dtype)
         self.due = torch.tensor(list(enumerate(chunks)), dtype=torch.int32)
-        sizes = [members - tier % 2 for tier in range(layout.tiers)]
+        sizes = [max(1, members - tier % 2) for tier in range(layout.tiers)]
         self.tier_heads = torch.tensor(sizes, dtype=torch.int32)
 
     def both(self, sink: int, scores: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
