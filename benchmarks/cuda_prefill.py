@@ -71,7 +71,9 @@ class Prefill:
         return self.rows, self.starts, self.seq_lens, self.tier, self.tier
 
     def attend(self) -> None:
-        ragged_attention(self.out, self.query, self.pool, *self.tables, self.layout, HEAD_SIZE**-0.5)
+        ragged_attention(
+            self.out, self.query, self.pool, *self.tables, self.layout, HEAD_SIZE**-0.5, singles=False
+        )
 
     def append(self) -> None:
         ragged_append(self.key, self.key, self.pool, *self.tables, self.layout)

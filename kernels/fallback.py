@@ -52,9 +52,10 @@ def attention(
     sinks: torch.Tensor | None = None,
     soft_cap: float = 0.0,
     max_query: int = 0,
+    singles: bool = True,
 ) -> None:
     """``tangram::ragged_attention`` in plain torch; the arguments are those of ``kernels.ragged``."""
-    del max_query  # a hint, of no use here
+    del max_query, singles  # hints, of no use here
     tables = (rows, query_start_loc, seq_lens, head_tier, head_member)
     layout = _layout(tuple(tier_offset.tolist()), page_tokens, ring_slots, chunk, window, query.shape[-1])
     reference.check_values(pool, *tables, layout, query.shape[0])

@@ -23,7 +23,7 @@ library = torch.library.Library("tangram", "FRAGMENT")
 library.define(f"ragged_append(Tensor key, Tensor value, Tensor(a!) pool, {_GEOMETRY}) -> ()")
 library.define(
     f"ragged_attention(Tensor(a!) out, Tensor query, Tensor pool, {_GEOMETRY}, float scale, "
-    "Tensor? sinks=None, float soft_cap=0.0, int max_query=0) -> ()",
+    "Tensor? sinks=None, float soft_cap=0.0, int max_query=0, bool singles=True) -> ()",
 )
 library.define(
     "ragged_seal(Tensor(a!) pool, Tensor rows, Tensor due, Tensor tier_offset, Tensor tier_heads, "

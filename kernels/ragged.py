@@ -83,6 +83,7 @@ def ragged_attention(
     sinks: torch.Tensor | None = None,
     soft_cap: float = 0.0,
     max_query: int = 0,
+    singles: bool = True,
 ) -> None:
     """Attend the step's queries of one layer to what their heads hold, the step's own tokens included.
 
@@ -97,8 +98,10 @@ def ragged_attention(
             of the scores before the softmax. sinks: float32 ``[Hq]``, a score beside the tokens' that takes
             weight from them and adds no value (gpt-oss). soft_cap: above 0, a score s becomes
             ``soft_cap * tanh(s / soft_cap)`` (Gemma-2). max_query: no request has more new tokens than this,
-            a hint that saves a launch when it is 1; 0 where that is not known. pool, rows,
-            query_start_loc, seq_lens, head_tier, head_member, layout: as in ``ragged_append``.
+            a hint that saves a launch when it is 1; 0 where that is not known. singles: False is a hint that
+            no request has exactly one new token, and saves another; where it is wrong, such requests get no
+            output on a GPU. pool, rows, query_start_loc, seq_lens, head_tier, head_member, layout: as in
+            ``ragged_append``.
 
     Raises:
         ValueError, TypeError: as in ``ragged_append``.
@@ -134,4 +137,5 @@ def ragged_attention(
         sinks,
         soft_cap,
         max_query,
+        singles,
     )

@@ -15,7 +15,10 @@ struct Attend {
   int32_t* arrived;    // one counter for each block, all 0 between launches
   int32_t* plan;       // workspace of prefill.cuh, or null: no run is shared out
   int64_t out_token, out_head, query_token, query_head;
-  int32_t query_heads, max_query;  // max_query: no request has more new tokens; 0 where that is not known
+  int32_t query_heads;
+  int32_t max_query;  // no request has more new tokens; 0 where that is not known
+  int32_t singles;    // whether there may be requests with one new token
+  int32_t unused;
   float scale, soft_cap;
 
   __host__ __device__ int group(const Step& step) const { return query_heads / step.kv_heads; }

@@ -87,12 +87,11 @@ cudaError_t prefill(const Step& step, Attend attend, Device& device, cudaStream_
   if (error != cudaSuccess) return error;
   const int places = Sizes::places(step, attend.query_heads / step.kv_heads);
   const int64_t pieces = static_cast<int64_t>(places) * step.kv_heads;
-  int blocks = device.processors * device.prefill.blocks;
-  if (pieces < kMostPieces) {
+  const int blocks = device.processors * device.prefill.blocks;
+  if (pieces + 2 <= kMostPieces) {
     plan_kernel<Element, kSize><<<1, kPlanThreads, 0, stream>>>(step, attend, places);
   } else {
     attend.plan = nullptr;
-    blocks = static_cast<int>(pieces);
   }
   kernel<<<blocks, Sizes::kThreads, Sizes::kSharedBytes, stream>>>(step, attend, places);
   return cudaGetLastError();
@@ -134,7 +133,7 @@ EXPORT int tangram_attention(const void* step_bytes, const void* attend_bytes, i
   cudaError_t error = select(index, &device);
   const int group = attend.query_heads / step.kv_heads;
   const auto custream = static_cast<cudaStream_t>(stream);
-  if (error == cudaSuccess && group <= kDecodeGroup) error = decode(step, attend, *device, custream);
+  if (error == cudaSuccess && attend.singles && group <= kDecodeGroup) error = decode(step, attend, *device, custream);
   if (error == cudaSuccess && !(attend.max_query == 1 && group <= kDecodeGroup))
     error = prefill(step, attend, *device, custream);
   return error;

@@ -25,7 +25,8 @@ struct Decode {
     float2 tops[kWarps][kDecodeGroup];  // highest score and sum of weights of each row
     int tile[kWarps];                   // which of its tiles holds a warp's sums, or -1
     int scratch[kWarps];
-    int last[2];
+    int parts[kMostAligned + 1];        // blocks before each pair, where each has blocks of its own
+    int last;
   };
   static size_t shared_bytes(const Step& step) { return kTileBytes + sizeof(Extra) + Share::bytes(step); }
 
@@ -147,8 +148,23 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
   const int group = attend.group(step), lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   share.fill<Sizes::kThreads>(step, group, extra.scratch);
   const int units = share.first[step.requests];
-  const int run = max(kLeastRun, ceil_div(units, gridDim.x));
-  const int begin = blockIdx.x * run, end = min(units, begin + run);
+  const int pairs = step.requests * step.kv_heads, blocks = gridDim.x;
+  const bool aligned = pairs <= kMostAligned && 4 * pairs <= blocks && units < kAlignedUnits * blocks;
+  const int run = max(kLeastRun, ceil_div(units, aligned ? blocks - pairs : blocks));
+  int begin = blockIdx.x * run, end = min(units, begin + run);
+  int first_block = 0, last_block = 0;  // that share this block's pair, where aligned
+  if (aligned) {
+    running_sums<Sizes::kThreads>(pairs, extra.parts, extra.scratch, [&](int i) {
+      const Pair pair(step, share, i / step.kv_heads, i % step.kv_heads);
+      return ceil_div(pair.stop - pair.first, run);
+    });
+    if (blockIdx.x >= extra.parts[pairs]) return;
+    const int own = last_at_most(pairs, blockIdx.x, [&](int i) { return extra.parts[i]; });
+    const Pair pair(step, share, own / step.kv_heads, own % step.kv_heads);
+    first_block = extra.parts[own], last_block = extra.parts[own + 1] - 1;
+    const int part = ceil_div(pair.stop - pair.first, last_block - first_block + 1);
+    begin = pair.first + (blockIdx.x - first_block) * part, end = min(pair.stop, begin + part);
+  }
   if (begin >= end) return;
 
   const Scoring scoring{attend.scale, attend.soft_cap};
@@ -177,8 +193,6 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
 
   Pair pair(step, share, begin);
   int number = 0, stage = 0;  // of this warp's next unit
-  Pair early = pair, late = pair;  // pairs shared with blocks before and after this one
-  bool shares_early = false, shares_late = false;
   Running<T, D> running;
   for (int at = begin; at < end;) {
     const int stop = min(pair.stop, end), tokens_end = pair.sealed * (share.kept[pair.head + 1] - share.kept[pair.head]) * kUnit + pair.raw;
@@ -240,27 +254,21 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
         if (piece == 0) reinterpret_cast<float2*>(slot + kDecodeGroup * D)[row] = {top, sum};
       }
     }
-    if (!whole && at == pair.first) late = pair, shares_late = true;
-    if (!whole && at != pair.first) early = pair, shares_early = true;
+    if (!whole) {
+      const int c0 = aligned ? first_block : pair.first / run, c1 = aligned ? last_block : (pair.stop - 1) / run;
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0) extra.last = arrive(attend.arrived, c0, c1);
+      __syncthreads();
+      if (extra.last) {
+        __threadfence();
+        merge_blocks<T, D>(attend, c0, c1, token, pair.head, group);
+      }
+    }
     __syncthreads();
     if (used >= 0) issue(number - 1 + Sizes::kStages, used);
     at = stop;
     if (at < end) pair = Pair(step, share, at);
-  }
-  if (!shares_early && !shares_late) return;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x < 2) {
-    const Pair& own = threadIdx.x == 0 ? early : late;
-    extra.last[threadIdx.x] = (threadIdx.x == 0 ? shares_early : shares_late) &&
-                              arrive(attend.arrived, own.first / run, (own.stop - 1) / run);
-  }
-  __syncthreads();
-  for (int which = 0; which < 2; ++which) {
-    if (!extra.last[which]) continue;
-    __threadfence();
-    const Pair& own = which == 0 ? early : late;
-    merge_blocks<T, D>(attend, own.first / run, (own.stop - 1) / run, step.query_start_loc[own.request], own.head, group);
   }
 }
 

@@ -93,6 +93,7 @@ def attention(
     sinks: torch.Tensor | None = None,
     soft_cap: float = 0.0,
     max_query: int = 0,
+    singles: bool = True,
 ) -> None:
     """``tangram::ragged_attention`` on a GPU."""
     tables = (rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset)
@@ -103,7 +104,7 @@ def attention(
         return
     query = query if _aligned(query, 16) else query.contiguous()
     target = out if _aligned(out, 4) else torch.empty_like(query)
-    library.attention(target, query, pool, tables, geometry, scale, sinks, soft_cap, max_query)
+    library.attention(target, query, pool, tables, geometry, scale, sinks, soft_cap, max_query, singles)
     if target is not out:
         used = query_start_loc[-1:].expand(out.shape[0]) > torch.arange(out.shape[0], device=out.device)
         out.copy_(torch.where(used[:, None, None], target, out))

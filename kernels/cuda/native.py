@@ -21,7 +21,7 @@ from kernels.errors import KernelBuildError, KernelError
 # The structures of the headers, packed in the order of their fields there.
 _STEP = struct.Struct("7P3q10i")  # tangram::Step, step.cuh
 _FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
-_ATTEND = struct.Struct("6P4q2i2f")  # tangram::Attend, attend.cuh
+_ATTEND = struct.Struct("6P4q4i2f")  # tangram::Attend, attend.cuh
 _SEAL = struct.Struct("3P2i")  # tangram::Seal, seal.cuh
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -78,6 +78,7 @@ class Native:
         sinks: torch.Tensor | None,
         soft_cap: float,
         max_query: int,
+        singles: bool,
     ) -> None:
         """``ragged_attention``; ``tables`` and ``geometry`` as for ``append``."""
         partial, arrived, plan = self.workspace(pool.device)
@@ -91,6 +92,8 @@ class Native:
             *strides,
             query.shape[1],
             max_query,
+            singles,
+            0,
             scale,
             soft_cap,
         )

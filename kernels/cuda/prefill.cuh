@@ -17,7 +17,7 @@
 namespace tangram {
 
 // Fewest tiles of a run: shorter ones cost more in merging than they gain.
-constexpr int kLeastTiles = 4;
+constexpr int kLeastTiles = 8;
 constexpr int kPlanThreads = 1024;
 
 template <typename T, int D>
@@ -60,16 +60,25 @@ struct Piece {
   }
 };
 
-// first[i]: tiles before piece i; the places of a head follow one another. One block.
+// plan[i]: tiles before piece i, where the places of a head follow one another; after these the tiles of the
+// longest piece. One block.
 template <typename T, int D>
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const Step step, const Attend attend, int places) {
   using Sizes = Prefill<T, D>;
   __shared__ int scratch[kPlanThreads / kWarp];
+  __shared__ int longest;
+  if (threadIdx.x == 0) longest = 0;
   const int group = attend.group(step);
   const auto find = [](int count, int wanted, auto key) { return last_at_most(count, wanted, key); };
+  int most = 0;
   running_sums<kPlanThreads>(places * step.kv_heads, attend.plan, scratch, [&](int i) {
-    return Piece(step, group, Sizes::kRows / group, Sizes::kTokens, i % places, i / places, find).tiles;
+    const int tiles = Piece(step, group, Sizes::kRows / group, Sizes::kTokens, i % places, i / places, find).tiles;
+    most = max(most, tiles);
+    return tiles;
   });
+  atomicMax(&longest, most);
+  __syncthreads();
+  if (threadIdx.x == 0) attend.plan[places * step.kv_heads + 1] = longest;
 }
 
 // The running softmax of a block's rows: a warp's are in row tiles of 16, a lane's at lane / 4 and 8 below.
@@ -297,7 +306,7 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads)
     prefill_kernel(const Step step, const Attend attend, const int places) {
   using Sizes = Prefill<T, D>;
   extern __shared__ __align__(128) char shared[];
-  __shared__ int s_last[2];
+  __shared__ int s_last;
   const int group = attend.group(step), room = Sizes::kRows / group, pieces = places * step.kv_heads;
   const auto find = [](int count, int wanted, auto key) { return warp_last_at_most(count, wanted, key); };
   const auto piece_at = [&](int index) {
@@ -305,53 +314,45 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads)
   };
   const int* plan = attend.plan;
   Rows<T, D> rows;
-  if (plan == nullptr) {  // too many pieces for a plan, hence enough for every block
-    const Piece piece = piece_at(blockIdx.x);
-    if (piece.tiles == 0) return;
-    rows.clear();
-    walk<T, D>(rows, step, attend, piece, group, 0, piece.tiles, shared);
-    rows.write(step, attend, piece, group);
+  const int total = plan == nullptr ? 0 : plan[pieces], run = max(kLeastTiles, ceil_div(total, gridDim.x));
+  // Pieces are taken whole where none is longer than a run, and where there are too many for a plan.
+  if (plan == nullptr || plan[pieces + 1] <= run) {
+    for (int index = blockIdx.x; index < pieces; index += gridDim.x) {
+      const Piece piece = piece_at(index);
+      if (piece.tiles == 0) continue;
+      rows.clear();
+      walk<T, D>(rows, step, attend, piece, group, 0, piece.tiles, shared);
+      rows.write(step, attend, piece, group);
+    }
     return;
   }
-  const int total = plan[pieces], run = max(kLeastTiles, ceil_div(total, gridDim.x));
   const int begin = blockIdx.x * run, end = min(total, begin + run);
-  if (begin >= end) return;
   const auto planned = [&](int i) { return plan[i]; };
   const auto slot = [&](int block, bool starts) {
     return attend.partial + (2 * static_cast<int64_t>(block) + starts) * Sizes::kSlotFloats;
   };
-  int index = warp_last_at_most(pieces, begin, planned);
-  int shared_piece[2] = {-1, -1};  // which piece the block left in each of its slots
   for (int at = begin; at < end;) {
-    const int first = plan[index];
+    const int index = warp_last_at_most(pieces, at, planned), first = plan[index];
     const Piece piece = piece_at(index);
     const int stop = min(end - first, piece.tiles);
     rows.clear();
     walk<T, D>(rows, step, attend, piece, group, at - first, stop, shared);
-    if (at == first && stop == piece.tiles) {
-      rows.write(step, attend, piece, group);
-    } else {
+    const bool whole = at == first && stop == piece.tiles;
+    if (!whole) {
+      const int c0 = first / run, c1 = (first + piece.tiles - 1) / run;
       rows.store(slot(blockIdx.x, at == first));
-      shared_piece[at == first] = index;
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0) s_last = arrive(attend.arrived, c0, c1);
+      __syncthreads();
+      if (s_last) {
+        __threadfence();
+        rows.clear();
+        for (int block = c0; block <= c1; ++block) rows.merge(slot(block, block == c0));
+      }
     }
+    if (whole || s_last) rows.write(step, attend, piece, group);
     at = first + stop;
-    if (at < end) index = warp_last_at_most(pieces, at, planned);
-  }
-  if (shared_piece[0] < 0 && shared_piece[1] < 0) return;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x < 2) {
-    const int own = shared_piece[threadIdx.x];
-    s_last[threadIdx.x] = own >= 0 && arrive(attend.arrived, plan[own] / run, (plan[own + 1] - 1) / run);
-  }
-  __syncthreads();
-  for (int which = 0; which < 2; ++which) {
-    if (!s_last[which]) continue;
-    __threadfence();
-    const int own = shared_piece[which], c0 = plan[own] / run, c1 = (plan[own + 1] - 1) / run;
-    rows.clear();
-    for (int block = c0; block <= c1; ++block) rows.merge(slot(block, block == c0));
-    rows.write(step, attend, piece_at(own), group);
   }
 }
 

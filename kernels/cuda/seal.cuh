@@ -101,17 +101,20 @@ __device__ void keydiff(const Step& step, int sink, uint32_t* ranks, float* norm
 template <typename T, int D>
 struct SealSizes {
   static size_t shared_bytes(const Step& step) {
-    return (3 * step.chunk + kSealThreads / kWarp) * sizeof(int) + kSealThreads / kWarp * D * sizeof(float);
+    return (3 * step.chunk + kSealThreads / kWarp) * sizeof(int) + kSealThreads / kWarp * D * sizeof(float) +
+           2 * (step.chunk / step.page_tokens) * sizeof(char*);
   }
 };
 
 template <typename T, int D>
-__global__ void __launch_bounds__(kSealThreads) seal_kernel(const Step step, const Seal seal) {
+__global__ void __launch_bounds__(kSealThreads, 2) seal_kernel(const Step step, const Seal seal) {
   extern __shared__ __align__(128) char shared[];
   constexpr int kWarps = kSealThreads / kWarp, kPieces = 2 * D * sizeof(T) / 16;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   auto* means = reinterpret_cast<float(*)[D]>(shared);
-  auto* ranks = reinterpret_cast<uint32_t*>(means + kWarps);
+  auto* sources = reinterpret_cast<char**>(means + kWarps);  // of the chunk's pages, then of those to write
+  const int size = step.page_tokens, pages = step.chunk / size;
+  auto* ranks = reinterpret_cast<uint32_t*>(sources + 2 * pages);
   auto* norms = reinterpret_cast<float*>(ranks + step.chunk);
   auto* chosen = reinterpret_cast<int*>(norms + step.chunk);
   auto* found = chosen + step.chunk;  // [kWarps]
@@ -121,26 +124,25 @@ __global__ void __launch_bounds__(kSealThreads) seal_kernel(const Step step, con
   const int request = seal.due[2 * blockIdx.x], chunk = seal.due[2 * blockIdx.x + 1];
   if (request < 0 || request >= step.requests || chunk < 0) return;
   const int32_t* row = step.rows + request * step.row_stride;
-  const int size = step.page_tokens, pages = step.chunk / size, per_chunk = step.tier_offset[step.tiers];
+  const int per_chunk = step.tier_offset[step.tiers];
   const int first = step.tier_offset[tier], keep = (step.tier_offset[tier + 1] - first) * size;
   const int sealed_at = step.ring_slots * step.tiers + chunk * per_chunk + first;
   if (sealed_at + keep / size > step.row_width) return;
 
-  const auto ring_entry = [&](int index) {
-    return (chunk * pages + index / size) % step.ring_slots * step.tiers + tier;
-  };
   // A page id out of range must not be followed: such a request is left alone.
   bool bad = false;
   for (int i = threadIdx.x; i < pages + keep / size; i += kSealThreads) {
-    const int page = row[i < pages ? ring_entry(i * size) : sealed_at + i - pages];
+    const int slot = (chunk * pages + i) % step.ring_slots;
+    const int page = row[i < pages ? slot * step.tiers + tier : sealed_at + i - pages];
     bad |= page < 0 || page >= step.pages;
+    sources[i] = step.pool + (page * step.page_stride + static_cast<int64_t>(member) * size * 2 * D) *
+                                 static_cast<int64_t>(sizeof(T));
   }
   if (__syncthreads_or(bad)) return;
-  const auto address = [&](int entry, int offset) {
-    const int64_t slot = static_cast<int64_t>(member) * size + offset;
-    return step.pool + (row[entry] * step.page_stride + slot * 2 * D) * static_cast<int64_t>(sizeof(T));
+  const auto token = [&](int index) {
+    const int page = index / size;
+    return reinterpret_cast<const T*>(sources[page]) + (index - page * size) * 2 * D;
   };
-  const auto token = [&](int index) { return reinterpret_cast<const T*>(address(ring_entry(index), index % size)); };
 
   if (keep < step.chunk) {
     const int sink = max(0, min(step.chunk, seal.sink - min(chunk, 1 << 20) * step.chunk));
@@ -188,7 +190,9 @@ __global__ void __launch_bounds__(kSealThreads) seal_kernel(const Step step, con
     const int place = i / kPieces, piece = i - place * kPieces;
     const int index = keep < step.chunk ? chosen[place] : place;
     const auto* source = reinterpret_cast<const uint4*>(token(index)) + piece;
-    reinterpret_cast<uint4*>(address(sealed_at + place / size, place % size))[piece] = *source;
+    const int page = place / size;
+    auto* target = reinterpret_cast<uint4*>(sources[pages + page]) + (place - page * size) * kPieces;
+    target[piece] = *source;
   }
 }
 

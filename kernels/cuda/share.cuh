@@ -13,6 +13,10 @@ namespace tangram {
 // Fewest units of a run: shorter ones cost more in merging than they gain.
 constexpr int kLeastRun = 8;
 
+// A run that holds the end of one pair and the beginning of another merges twice. Where that would take longer than
+// the reading, each pair gets blocks of its own: for few pairs, and as long as a block has few units.
+constexpr int kMostAligned = 128, kAlignedUnits = 64;
+
 // total[i] = value(0) + .. + value(i - 1), for i in 0 .. count. By a whole block of kThreads; `scratch` holds one
 // number for each of its warps.
 template <int kThreads, typename Value>
@@ -80,6 +84,11 @@ struct Pair {
     measure(step, share);
     const int base = share.first[request], tail = ceil_div(raw, kUnit);
     head = last_at_most(step.kv_heads, unit - base, [&](int h) { return h * tail + sealed * share.kept[h]; });
+    bounds(share);
+  }
+  __device__ Pair(const Step& step, const Share& share, int of_request, int of_head)
+      : request(of_request), head(of_head) {
+    measure(step, share);
     bounds(share);
   }
   __device__ void measure(const Step& step, const Share& share) {

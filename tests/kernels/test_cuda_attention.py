@@ -143,7 +143,9 @@ def test_pages_outside_the_pool_are_never_followed() -> None:
 QWEN = RaggedLayout(16, 42, 512, 128, (16, 32, 48, 64, 96, 160, 240, 368), 128)
 
 
-@pytest.mark.parametrize("lengths", [[40000], [33000, 1, 700], [3000] * 9, [131072, 5, 16, 17, 640]])
+@pytest.mark.parametrize(
+    "lengths", [[40000], [33000, 1, 700], [3000] * 9, [131072, 5, 16, 17, 640], [131000] * 3]
+)
 def test_long_histories_decode(lengths: list[int]) -> None:
     Large(QWEN, lengths, [1] * len(lengths)).attend()
 
@@ -168,6 +170,18 @@ def test_many_requests(requests: int) -> None:
 @pytest.mark.parametrize(("cached", "step"), [(0, 512), (640, 512), (20096, 512), (20096, 33), (3000, 2)])
 def test_long_histories_prefill(cached: int, step: int) -> None:
     Large(QWEN, [cached + step, 700, step], [step, 1, step]).attend()
+
+
+@pytest.mark.parametrize("steps", [[1, 1], [40, 2]])
+def test_hints_change_nothing(steps: list[int]) -> None:
+    large = Large(QWEN, [2000, 700], steps)
+    plain, hinted = (torch.full_like(large.query, POISON) for _ in range(2))
+    large.run(plain)
+    scale, singles = QWEN.head_size**-0.5, max(steps) == 1
+    ragged_attention(
+        hinted, large.query, large.pool, *large.tables, QWEN, scale, max_query=max(steps), singles=singles
+    )
+    assert torch.equal(plain, hinted)
 
 
 def test_a_mixed_batch_of_many() -> None:
