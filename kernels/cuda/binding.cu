@@ -88,12 +88,16 @@ cudaError_t prefill(const Step& step, Attend attend, Device& device, cudaStream_
   const int places = Sizes::places(step, attend.query_heads / step.kv_heads);
   const int64_t pieces = static_cast<int64_t>(places) * step.kv_heads;
   const int blocks = device.processors * device.prefill.blocks;
-  if (pieces + 2 <= kMostPieces) {
+  if (pieces < kMostPieces) {
     plan_kernel<Element, kSize><<<1, kPlanThreads, 0, stream>>>(step, attend, places);
   } else {
     attend.plan = nullptr;
   }
   kernel<<<blocks, Sizes::kThreads, Sizes::kSharedBytes, stream>>>(step, attend, places);
+  if (attend.plan != nullptr) {
+    const dim3 grid(blocks, kSize / 8 / Sizes::kColumns);
+    merge_kernel<Element, kSize><<<grid, Sizes::kThreads, 0, stream>>>(step, attend, places);
+  }
   return cudaGetLastError();
 }
 

@@ -121,7 +121,7 @@ __device__ void merge_blocks(const Attend& attend, int c0, int c1, int64_t token
     for (int c = c0; c <= c1; ++c) top = fmaxf(top, __ldcg(slot(c) + kDecodeGroup * D + 2 * row));
     float4 total = {0.f, 0.f, 0.f, 0.f};
     float sum = 0.f;
-#pragma unroll 8
+#pragma unroll 16
     for (int c = c0; c <= c1; ++c) {
       const float2 ends = __ldcg(reinterpret_cast<const float2*>(slot(c) + kDecodeGroup * D) + row);
       const float4 part = __ldcg(reinterpret_cast<const float4*>(slot(c) + row * D) + piece);

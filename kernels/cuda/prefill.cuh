@@ -6,8 +6,7 @@
 //
 // Heads keep different shares, and a step may have few tokens: so the tiles of all pieces are laid end to end and
 // cut into equal runs, one for each block that the device holds at a time, as share.cuh does for decoding. Sums of
-// a piece that several blocks share go to the workspace; the block that arrives last adds them up in the blocks'
-// order.
+// a piece that several blocks share go to the workspace, and another launch adds them up in the blocks' order.
 #pragma once
 
 #include "attend.cuh"
@@ -17,7 +16,7 @@
 namespace tangram {
 
 // Fewest tiles of a run: shorter ones cost more in merging than they gain.
-constexpr int kLeastTiles = 8;
+constexpr int kLeastTiles = 3;
 constexpr int kPlanThreads = 1024;
 
 template <typename T, int D>
@@ -25,6 +24,7 @@ struct Prefill {
   using Shape = Tile<T, D>;
   static constexpr int kWarps = 4, kThreads = kWarps * kWarp;
   static constexpr int kRowTiles = D <= 128 ? 2 : 1;  // 16 rows each, of a warp
+  static constexpr int kBlocks = D <= 128 ? 2 : 1;    // of a multiprocessor, at the least
   static constexpr int kRows = kWarps * kRowTiles * 16;
   static constexpr int kTokens = kWarps * kUnit;  // each warp copies one unit of a tile
   static constexpr int kTileBytes = kTokens * Shape::kTokenBytes;
@@ -33,6 +33,7 @@ struct Prefill {
   static constexpr int kMaskedPieces = D % 64 == 0 ? 7 : 3;
   // Of the workspace: sums, then (top, sum) of each row as each of four lanes holds it.
   static constexpr int kSlotFloats = kRows * D + kRows * 8;
+  static constexpr int kColumns = 2;  // of 8 elements each, that a block of merge_kernel adds up
 
   // Places for pieces along the tokens: request i's begin at start / room + i, so none needs to count the others'.
   static int places(const Step& step, int group) { return step.tokens / (kRows / group) + step.requests; }
@@ -60,25 +61,25 @@ struct Piece {
   }
 };
 
-// plan[i]: tiles before piece i, where the places of a head follow one another; after these the tiles of the
-// longest piece. One block.
+// plan[i]: tiles before piece i, where the places of a head follow one another. One block.
 template <typename T, int D>
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const Step step, const Attend attend, int places) {
   using Sizes = Prefill<T, D>;
   __shared__ int scratch[kPlanThreads / kWarp];
-  __shared__ int longest;
-  if (threadIdx.x == 0) longest = 0;
   const int group = attend.group(step);
   const auto find = [](int count, int wanted, auto key) { return last_at_most(count, wanted, key); };
-  int most = 0;
   running_sums<kPlanThreads>(places * step.kv_heads, attend.plan, scratch, [&](int i) {
-    const int tiles = Piece(step, group, Sizes::kRows / group, Sizes::kTokens, i % places, i / places, find).tiles;
-    most = max(most, tiles);
-    return tiles;
+    return Piece(step, group, Sizes::kRows / group, Sizes::kTokens, i % places, i / places, find).tiles;
   });
-  atomicMax(&longest, most);
-  __syncthreads();
-  if (threadIdx.x == 0) attend.plan[places * step.kv_heads + 1] = longest;
+}
+
+// Where this lane's first two elements of a row of a piece go, or null if the row is of nobody.
+template <typename T, int D>
+__device__ T* output(const Step& step, const Attend& attend, const Piece& piece, int group, int row) {
+  const int token = row / group, query_head = piece.head * group + row - token * group;
+  if (token >= piece.count) return nullptr;
+  const int64_t place = step.query_start_loc[piece.request] + piece.from + token;
+  return static_cast<T*>(attend.out) + place * attend.out_token + query_head * attend.out_head + threadIdx.x % 4 * 2;
 }
 
 // The running softmax of a block's rows: a warp's are in row tiles of 16, a lane's at lane / 4 and 8 below.
@@ -104,7 +105,8 @@ struct Rows {
     return (threadIdx.x / kWarp * kRowTiles + m) * 16 + r * 8 + threadIdx.x % kWarp / 4;
   }
 
-  // Add a tile of 64 tokens. limit: the number of the tile's tokens that each row sees, where `masked`.
+  // Add a tile of 64 tokens. limit: the number of the tile's tokens that each row sees, where `masked`. The highest
+  // scores are kept in units of log 2; a tile's own are not until they are exponents.
   __device__ void add(uint32_t query_base, uint32_t keys_at, const Scoring& scoring, bool masked,
                       const int (&limit)[kRowTiles][2]) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -128,21 +130,32 @@ struct Rows {
         }
       }
     }
+    float unit = scoring.scale * kLog2E;
+    if (scoring.soft_cap > 0.f || scoring.scale <= 0.f) {  // rare: scores must be whole before they are compared
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) scores[m][n][i] = scoring(scores[m][n][i]);
+      unit = 1.f;
+    }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int visible = limit[m][r] - lane % 4 * 2;
-        float high = top[m][r];
+        if (masked) {
+          const int visible = limit[m][r] - lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n)
+          for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& score = scores[m][n][2 * r + e];
-            score = masked && n * 8 + e >= visible ? -INFINITY : scoring(score);
-            high = fmaxf(high, score);
-          }
-        high = quad_max(high);
+            for (int e = 0; e < 2; ++e)
+              if (n * 8 + e >= visible) scores[m][n][2 * r + e] = -INFINITY;
+        }
+        float high = scores[m][0][2 * r];
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) high = fmaxf(high, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
+        high = fmaxf(top[m][r], quad_max(high) * unit);
         // A run may begin beyond what a row sees: its scores are all -inf then, and must not become NaN.
         const float base = high == -INFINITY ? 0.f : high, shrink = exp2_fast(top[m][r] - base);
         top[m][r] = high;
@@ -152,10 +165,11 @@ struct Rows {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& score = scores[m][n][2 * r + e];
-            score = exp2_fast(score - base);
+            score = exp2_fast(fmaf(score, unit, -base));
             added += score;
           }
         sum[m][r] = sum[m][r] * shrink + added;
+        if (__all_sync(~0u, shrink == 1.f)) continue;  // as for most tiles: no row has a new highest score
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) sums[m][n][2 * r] *= shrink, sums[m][n][2 * r + 1] *= shrink;
       }
@@ -198,7 +212,7 @@ struct Rows {
 #pragma unroll
       for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) at[((m * (D / 8) + n) * 4 + i) * Sizes::kThreads] = sums[m][n][i];
+        for (int i = 0; i < 4; ++i) at[((n * kRowTiles + m) * 4 + i) * Sizes::kThreads] = sums[m][n][i];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         at[Sizes::kRows * D + (m * 4 + r) * Sizes::kThreads] = top[m][r];
@@ -206,40 +220,15 @@ struct Rows {
       }
     }
   }
-  __device__ void merge(const float* slot) {
-    const float* at = slot + threadIdx.x;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-      float mine[2], other[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float their_top = __ldcg(at + Sizes::kRows * D + (m * 4 + r) * Sizes::kThreads);
-        const float high = fmaxf(top[m][r], their_top), base = high == -INFINITY ? 0.f : high;
-        mine[r] = exp2_fast(top[m][r] - base), other[r] = exp2_fast(their_top - base);
-        sum[m][r] = sum[m][r] * mine[r] +
-                    __ldcg(at + Sizes::kRows * D + (m * 4 + 2 + r) * Sizes::kThreads) * other[r];
-        top[m][r] = high;
-      }
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          sums[m][n][i] = sums[m][n][i] * mine[i >> 1] +
-                          __ldcg(at + ((m * (D / 8) + n) * 4 + i) * Sizes::kThreads) * other[i >> 1];
-    }
-  }
 
   __device__ void write(const Step& step, const Attend& attend, const Piece& piece, int group) const {
-    const int64_t start = step.query_start_loc[piece.request] + piece.from;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int token = row(m, r) / group, query_head = piece.head * group + row(m, r) - token * group;
-        if (token >= piece.count) continue;
-        const float factor = finish(attend, query_head, top[m][r], sum[m][r]);
-        T* out = static_cast<T*>(attend.out) + (start + token) * attend.out_token + query_head * attend.out_head +
-                 threadIdx.x % 4 * 2;
+        T* out = output<T, D>(step, attend, piece, group, row(m, r));
+        if (out == nullptr) continue;
+        const float factor = finish(attend, piece.head * group + row(m, r) % group, top[m][r], sum[m][r]);
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
           reinterpret_cast<uint32_t*>(out)[n * 4] = pack<T>(sums[m][n][2 * r] * factor, sums[m][n][2 * r + 1] * factor);
@@ -301,22 +290,36 @@ __device__ void walk(Rows<T, D>& rows, const Step& step, const Attend& attend, c
   rows.gather_sums();
 }
 
+// How the blocks of prefill_kernel share a plan, and where each leaves sums of its own: of a piece that began
+// before its run in the first slot, of one that goes on after it in the second.
+struct Runs {
+  const int* plan;
+  int pieces, total, run;
+
+  __device__ Runs(const int* of_plan, int of_pieces, int blocks)
+      : plan(of_plan), pieces(of_pieces), total(plan[pieces]), run(max(kLeastTiles, ceil_div(total, blocks))) {}
+
+  __device__ int piece(int tile) const {
+    return warp_last_at_most(pieces, tile, [&](int i) { return plan[i]; });
+  }
+  template <typename Sizes>
+  static __device__ float* slot(const Attend& attend, int block, bool begins) {
+    return attend.partial + (2 * static_cast<int64_t>(block) + begins) * Sizes::kSlotFloats;
+  }
+};
+
 template <typename T, int D>
-__global__ void __launch_bounds__(Prefill<T, D>::kThreads)
+__global__ void __launch_bounds__(Prefill<T, D>::kThreads, Prefill<T, D>::kBlocks)
     prefill_kernel(const Step step, const Attend attend, const int places) {
   using Sizes = Prefill<T, D>;
   extern __shared__ __align__(128) char shared[];
-  __shared__ int s_last;
   const int group = attend.group(step), room = Sizes::kRows / group, pieces = places * step.kv_heads;
   const auto find = [](int count, int wanted, auto key) { return warp_last_at_most(count, wanted, key); };
   const auto piece_at = [&](int index) {
     return Piece(step, group, room, Sizes::kTokens, index % places, index / places, find);
   };
-  const int* plan = attend.plan;
   Rows<T, D> rows;
-  const int total = plan == nullptr ? 0 : plan[pieces], run = max(kLeastTiles, ceil_div(total, gridDim.x));
-  // Pieces are taken whole where none is longer than a run, and where there are too many for a plan.
-  if (plan == nullptr || plan[pieces + 1] <= run) {
+  if (attend.plan == nullptr) {  // too many pieces for a plan, hence enough for every block
     for (int index = blockIdx.x; index < pieces; index += gridDim.x) {
       const Piece piece = piece_at(index);
       if (piece.tiles == 0) continue;
@@ -326,34 +329,82 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads)
     }
     return;
   }
-  const int begin = blockIdx.x * run, end = min(total, begin + run);
-  const auto planned = [&](int i) { return plan[i]; };
-  const auto slot = [&](int block, bool starts) {
-    return attend.partial + (2 * static_cast<int64_t>(block) + starts) * Sizes::kSlotFloats;
-  };
-  for (int at = begin; at < end;) {
-    const int index = warp_last_at_most(pieces, at, planned), first = plan[index];
+  const Runs runs(attend.plan, pieces, gridDim.x);
+  const int end = min(runs.total, (blockIdx.x + 1) * runs.run);
+  for (int at = blockIdx.x * runs.run; at < end;) {
+    const int index = runs.piece(at), first = runs.plan[index];
     const Piece piece = piece_at(index);
     const int stop = min(end - first, piece.tiles);
     rows.clear();
     walk<T, D>(rows, step, attend, piece, group, at - first, stop, shared);
-    const bool whole = at == first && stop == piece.tiles;
-    if (!whole) {
-      const int c0 = first / run, c1 = (first + piece.tiles - 1) / run;
-      rows.store(slot(blockIdx.x, at == first));
-      __threadfence();
-      __syncthreads();
-      if (threadIdx.x == 0) s_last = arrive(attend.arrived, c0, c1);
-      __syncthreads();
-      if (s_last) {
-        __threadfence();
-        rows.clear();
-        for (int block = c0; block <= c1; ++block) rows.merge(slot(block, block == c0));
-      }
+    if (at == first && stop == piece.tiles) {
+      rows.write(step, attend, piece, group);
+    } else {
+      rows.store(Runs::slot<Sizes>(attend, blockIdx.x, at == first));
     }
-    if (whole || s_last) rows.write(step, attend, piece, group);
     at = first + stop;
   }
+}
+
+// Add up the sums of the piece that begins in run blockIdx.x and goes on in the next ones, if there is one: elements
+// 8 n .. 8 n + 7 of its rows, n = blockIdx.y * kColumns and on. Threads hold what prefill_kernel's hold.
+template <typename T, int D>
+__global__ void __launch_bounds__(Prefill<T, D>::kThreads)
+    merge_kernel(const Step step, const Attend attend, const int places) {
+  using Sizes = Prefill<T, D>;
+  constexpr int kRowTiles = Sizes::kRowTiles, kThreads = Sizes::kThreads;
+  const int group = attend.group(step);
+  const Runs runs(attend.plan, places * step.kv_heads, gridDim.x);
+  const int end = (blockIdx.x + 1) * runs.run;
+  if (end >= runs.total) return;
+  const int index = runs.piece(end), first = runs.plan[index], stop = runs.plan[index + 1];
+  if (first >= end || first / runs.run != blockIdx.x) return;
+  const int c1 = (stop - 1) / runs.run;
+  const auto number = [&](int block, int at) {
+    return __ldcg(Runs::slot<Sizes>(attend, block, block == static_cast<int>(blockIdx.x)) + at * kThreads + threadIdx.x);
+  };
+  constexpr int kEnds = Sizes::kRows * D / kThreads;
+  float sums[Sizes::kColumns][kRowTiles][4] = {}, top[kRowTiles][2], sum[kRowTiles][2] = {};
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) top[m][0] = top[m][1] = -INFINITY;
+#pragma unroll 2
+  for (int block = blockIdx.x; block <= c1; ++block) {
+    float mine[kRowTiles][2], other[kRowTiles][2];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float theirs = number(block, kEnds + m * 4 + r), high = fmaxf(top[m][r], theirs);
+        const float base = high == -INFINITY ? 0.f : high;
+        mine[m][r] = exp2_fast(top[m][r] - base), other[m][r] = exp2_fast(theirs - base);
+        sum[m][r] = sum[m][r] * mine[m][r] + number(block, kEnds + m * 4 + 2 + r) * other[m][r];
+        top[m][r] = high;
+      }
+#pragma unroll
+    for (int n = 0; n < Sizes::kColumns; ++n)
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = ((blockIdx.y * Sizes::kColumns + n) * kRowTiles + m) * 4 + i;
+          sums[n][m][i] = sums[n][m][i] * mine[m][i >> 1] + number(block, at) * other[m][i >> 1];
+        }
+  }
+  const auto find = [](int count, int wanted, auto key) { return warp_last_at_most(count, wanted, key); };
+  const Piece piece(step, group, Sizes::kRows / group, Sizes::kTokens, index % places, index / places, find);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      T* out = output<T, D>(step, attend, piece, group, Rows<T, D>::row(m, r));
+      if (out == nullptr) continue;
+      const int row = Rows<T, D>::row(m, r), query_head = piece.head * group + row % group;
+      const float factor = finish(attend, query_head, top[m][r], sum[m][r]);
+#pragma unroll
+      for (int n = 0; n < Sizes::kColumns; ++n)
+        reinterpret_cast<uint32_t*>(out)[(blockIdx.y * Sizes::kColumns + n) * 4] =
+            pack<T>(sums[n][m][2 * r] * factor, sums[n][m][2 * r + 1] * factor);
+    }
 }
 
 }  // namespace tangram
