@@ -6,6 +6,8 @@
 
 namespace tangram {
 
+struct Piece;
+
 // Packed in kernels/cuda/native.py. Strides count elements.
 struct Attend {
   void* out;           // [tokens, query_heads, head_size]
@@ -14,6 +16,7 @@ struct Attend {
   float* partial;      // workspace: two slots for each block
   int32_t* arrived;    // one counter for each block, all 0 between launches
   int32_t* plan;       // workspace of prefill.cuh, or null: no run is shared out
+  Piece* pieces;       // more of it
   int64_t out_token, out_head, query_token, query_head;
   int32_t query_heads;
   int32_t max_query;  // no request has more new tokens; 0 where that is not known

@@ -16,7 +16,7 @@ using Element = TANGRAM_ELEMENT;
 constexpr int kSize = TANGRAM_HEAD_SIZE;
 
 constexpr int kMostBlocks = 4;  // of a multiprocessor
-constexpr int kMostPieces = 1 << 18;  // that are planned for
+constexpr int kMostPieces = 1 << 17;  // that are planned for
 constexpr int kMostDevices = 64;
 
 // How many blocks of a kernel a multiprocessor holds, for so much dynamic shared memory.
@@ -66,8 +66,9 @@ cudaError_t fit(Kernel kernel, int threads, size_t bytes, Fit* found) {
 template <typename Word>
 void launch_append(const Step& step, const Fresh& fresh, cudaStream_t stream) {
   const int words = step.kv_heads * 2 * fresh.head_size * fresh.element_bytes / static_cast<int>(sizeof(Word));
-  const int threads = words >= 256 ? 256 : (words + kWarp - 1) / kWarp * kWarp;
-  append_kernel<Word><<<step.tokens, threads, 0, stream>>>(step, fresh);
+  const int threads = words >= 256 ? 256 : words <= kMostTokens * kWarp ? kMostTokens * kWarp : ceil_div(words, kWarp) * kWarp;
+  const int tokens = step.tokens >= 2048 ? kMostTokens : 1;  // few tokens are spread over more blocks
+  append_kernel<Word><<<ceil_div(step.tokens, tokens), threads, 0, stream>>>(step, fresh, tokens);
 }
 
 cudaError_t decode(const Step& step, const Attend& attend, Device& device, cudaStream_t stream) {
@@ -160,7 +161,8 @@ EXPORT int tangram_seal(const void* step_bytes, const void* seal_bytes, int inde
   return cudaGetLastError();
 }
 
-// How much workspace attention needs on a device: bytes of partial sums, number of counters, numbers of a plan.
+// How much workspace attention needs on a device: bytes of partial sums, number of counters, numbers of a plan and bytes of
+// what its pieces are.
 EXPORT int tangram_workspace(int index, int64_t* sizes) {
   std::lock_guard<std::mutex> guard(mutex);
   Device* device;
@@ -174,6 +176,7 @@ EXPORT int tangram_workspace(int index, int64_t* sizes) {
   sizes[0] = device->processors * 2 * sizeof(float) * (decoding > prefilling ? decoding : prefilling);
   sizes[1] = static_cast<int64_t>(device->processors) * kMostBlocks;
   sizes[2] = kMostPieces;
+  sizes[3] = kMostPieces * sizeof(Piece);
   return cudaSuccess;
 }
 

@@ -21,7 +21,7 @@ from kernels.errors import KernelBuildError, KernelError
 # The structures of the headers, packed in the order of their fields there.
 _STEP = struct.Struct("7P3q10i")  # tangram::Step, step.cuh
 _FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
-_ATTEND = struct.Struct("6P4q4i2f")  # tangram::Attend, attend.cuh
+_ATTEND = struct.Struct("7P4q4i2f")  # tangram::Attend, attend.cuh
 _SEAL = struct.Struct("3P2i")  # tangram::Seal, seal.cuh
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -51,7 +51,7 @@ class Native:
         self._workspace.restype = ctypes.c_int
         self._error.argtypes = (ctypes.c_int,)
         self._error.restype = ctypes.c_char_p
-        self._workspaces: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._workspaces: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def append(
         self,
@@ -81,7 +81,7 @@ class Native:
         singles: bool,
     ) -> None:
         """``ragged_attention``; ``tables`` and ``geometry`` as for ``append``."""
-        partial, arrived, plan = self.workspace(pool.device)
+        partial, arrived, plan, pieces = self.workspace(pool.device)
         pointers = (out.data_ptr(), query.data_ptr(), 0 if sinks is None else sinks.data_ptr())
         strides = (*out.stride()[:2], *query.stride()[:2])
         attend = _ATTEND.pack(
@@ -89,6 +89,7 @@ class Native:
             partial.data_ptr(),
             arrived.data_ptr(),
             plan.data_ptr(),
+            pieces.data_ptr(),
             *strides,
             query.shape[1],
             max_query,
@@ -115,8 +116,8 @@ class Native:
         step = _pack_step(pool, rows, (0, 0, 0, 0), tier_offset, 0, 0, geometry)
         self._run(self._seal, pool, step, _SEAL.pack(*pointers, due.shape[0], sink))
 
-    def workspace(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where blocks that share a history leave their sums, the counters of those that have, and a plan.
+    def workspace(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Where blocks that share a history leave their sums, the counters of those that have, a plan.
 
         Raises:
             KernelError: a graph is being captured before the first call on this device.
@@ -125,13 +126,14 @@ class Native:
         if index not in self._workspaces:
             if torch.cuda.is_current_stream_capturing():
                 raise KernelError("ragged attention must run once before it is captured in a graph")
-            sizes = (ctypes.c_int64 * 3)()
+            sizes = (ctypes.c_int64 * 4)()
             self._check(self._workspace(index, sizes))
-            partial, counters, plan = sizes
+            partial, counters, plan, pieces = sizes
             self._workspaces[index] = (
                 torch.empty(partial, dtype=torch.uint8, device=device),
                 torch.zeros(counters, dtype=torch.int32, device=device),
                 torch.empty(plan, dtype=torch.int32, device=device),
+                torch.empty(pieces, dtype=torch.uint8, device=device),
             )
         return self._workspaces[index]
 

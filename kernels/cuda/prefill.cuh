@@ -33,7 +33,7 @@ struct Prefill {
   static constexpr int kMaskedPieces = D % 64 == 0 ? 7 : 3;
   // Of the workspace: sums, then (top, sum) of each row as each of four lanes holds it.
   static constexpr int kSlotFloats = kRows * D + kRows * 8;
-  static constexpr int kColumns = 2;  // of 8 elements each, that a block of merge_kernel adds up
+  static constexpr int kColumns = 1;  // of 8 elements each, that a block of merge_kernel adds up
 
   // Places for pieces along the tokens: request i's begin at start / room + i, so none needs to count the others'.
   static int places(const Step& step, int group) { return step.tokens / (kRows / group) + step.requests; }
@@ -45,23 +45,31 @@ struct Prefill {
   }
 };
 
-// The new tokens from .. from + count - 1 of a request, seen by one KV head.
-struct Piece {
-  int request, head, from, count, seen, tiles;  // seen: tokens that the first of them sees; tiles: 0 for no work
+// `count` new tokens of a request, from row `token` of the step's on, seen by one KV head.
+struct alignas(16) Piece {
+  int request, head, token, count;  // count 0: no work
+  int seen, sealed, raw, tier;      // seen: tokens that the first of them sees
+  int member, first, kept, unused;  // as in Head
 
   template <typename Find>
-  __device__ Piece(const Step& step, int group, int room, int tokens, int place, int head_index, Find find) {
+  __device__ Piece(const Step& step, int group, int room, int place, int head_index, Find find) {
     request = find(step.requests, place, [&](int i) { return step.query_start_loc[i] / room + i; });
     head = head_index;
     const Request of(step, request);
-    from = (place - (of.start / room + request)) * room;
-    count = min(room, of.count - from);
-    seen = of.sealed * Head(step, head).kept * step.page_tokens + of.raw(step) - of.count + from + 1;
-    tiles = count <= 0 || decodes(of.count, group) ? 0 : ceil_div(seen + count - 1, tokens);
+    const Head held(step, head);
+    tier = held.tier, member = held.member, first = held.first, kept = held.kept;
+    sealed = of.sealed, raw = of.raw(step);
+    const int from = (place - (of.start / room + request)) * room;
+    token = of.start + from;
+    count = decodes(of.count, group) ? 0 : max(0, min(room, of.count - from));
+    seen = sealed * kept * step.page_tokens + raw - of.count + from + 1;
+    unused = 0;
   }
+  __device__ int tiles(int tokens) const { return count == 0 ? 0 : ceil_div(seen + count - 1, tokens); }
 };
 
-// plan[i]: tiles before piece i, where the places of a head follow one another. One block.
+// plan[i]: tiles before piece i, where the places of a head follow one another. Also writes what the pieces are. One
+// block.
 template <typename T, int D>
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const Step step, const Attend attend, int places) {
   using Sizes = Prefill<T, D>;
@@ -69,16 +77,18 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const Step step, con
   const int group = attend.group(step);
   const auto find = [](int count, int wanted, auto key) { return last_at_most(count, wanted, key); };
   running_sums<kPlanThreads>(places * step.kv_heads, attend.plan, scratch, [&](int i) {
-    return Piece(step, group, Sizes::kRows / group, Sizes::kTokens, i % places, i / places, find).tiles;
+    const Piece piece(step, group, Sizes::kRows / group, i % places, i / places, find);
+    attend.pieces[i] = piece;
+    return piece.tiles(Sizes::kTokens);
   });
 }
 
 // Where this lane's first two elements of a row of a piece go, or null if the row is of nobody.
 template <typename T, int D>
-__device__ T* output(const Step& step, const Attend& attend, const Piece& piece, int group, int row) {
+__device__ T* output(const Attend& attend, const Piece& piece, int group, int row) {
   const int token = row / group, query_head = piece.head * group + row - token * group;
   if (token >= piece.count) return nullptr;
-  const int64_t place = step.query_start_loc[piece.request] + piece.from + token;
+  const int64_t place = piece.token + token;
   return static_cast<T*>(attend.out) + place * attend.out_token + query_head * attend.out_head + threadIdx.x % 4 * 2;
 }
 
@@ -221,12 +231,12 @@ struct Rows {
     }
   }
 
-  __device__ void write(const Step& step, const Attend& attend, const Piece& piece, int group) const {
+  __device__ void write(const Attend& attend, const Piece& piece, int group) const {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        T* out = output<T, D>(step, attend, piece, group, row(m, r));
+        T* out = output<T, D>(attend, piece, group, row(m, r));
         if (out == nullptr) continue;
         const float factor = finish(attend, piece.head * group + row(m, r) % group, top[m][r], sum[m][r]);
 #pragma unroll
@@ -244,11 +254,10 @@ __device__ void walk(Rows<T, D>& rows, const Step& step, const Attend& attend, c
   using Shape = Tile<T, D>;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const uint32_t query_base = shared_address(shared), tile_base = query_base + Sizes::kQueryBytes;
-  const Request request(step, piece.request);
-  const Head head(step, piece.head);
-  const int raw = request.raw(step);
+  Head head;
+  head.tier = piece.tier, head.member = piece.member, head.first = piece.first, head.kept = piece.kept;
   const int32_t* pages = step.rows + piece.request * step.row_stride;
-  const T* query = static_cast<const T*>(attend.query) + (request.start + piece.from) * attend.query_token;
+  const T* query = static_cast<const T*>(attend.query) + piece.token * attend.query_token;
   __syncthreads();  // everyone is done with the piece before
   for (int i = threadIdx.x; i < Sizes::kQueryBytes / 16; i += Sizes::kThreads) {
     const int row = i / (D / 8), part = i - row * (D / 8), token = row / group;
@@ -263,7 +272,7 @@ __device__ void walk(Rows<T, D>& rows, const Step& step, const Attend& attend, c
       if (from == 0) {
         known = {step.pool, 0};
         if (tile + lane < last)
-          known = locate<Shape::kTokenBytes>(step, pages, head, request.sealed, raw, (tile + lane) * Sizes::kWarps + warp);
+          known = locate<Shape::kTokenBytes>(step, pages, head, piece.sealed, piece.raw, (tile + lane) * Sizes::kWarps + warp);
       }
       const auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(known.source), from);
       const int valid = __shfl_sync(~0u, known.valid, from);
@@ -314,18 +323,15 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads, Prefill<T, D>::kBlock
   using Sizes = Prefill<T, D>;
   extern __shared__ __align__(128) char shared[];
   const int group = attend.group(step), room = Sizes::kRows / group, pieces = places * step.kv_heads;
-  const auto find = [](int count, int wanted, auto key) { return warp_last_at_most(count, wanted, key); };
-  const auto piece_at = [&](int index) {
-    return Piece(step, group, room, Sizes::kTokens, index % places, index / places, find);
-  };
   Rows<T, D> rows;
   if (attend.plan == nullptr) {  // too many pieces for a plan, hence enough for every block
+    const auto find = [](int count, int wanted, auto key) { return warp_last_at_most(count, wanted, key); };
     for (int index = blockIdx.x; index < pieces; index += gridDim.x) {
-      const Piece piece = piece_at(index);
-      if (piece.tiles == 0) continue;
+      const Piece piece(step, group, room, index % places, index / places, find);
+      if (piece.count == 0) continue;
       rows.clear();
-      walk<T, D>(rows, step, attend, piece, group, 0, piece.tiles, shared);
-      rows.write(step, attend, piece, group);
+      walk<T, D>(rows, step, attend, piece, group, 0, piece.tiles(Sizes::kTokens), shared);
+      rows.write(attend, piece, group);
     }
     return;
   }
@@ -333,12 +339,12 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads, Prefill<T, D>::kBlock
   const int end = min(runs.total, (blockIdx.x + 1) * runs.run);
   for (int at = blockIdx.x * runs.run; at < end;) {
     const int index = runs.piece(at), first = runs.plan[index];
-    const Piece piece = piece_at(index);
-    const int stop = min(end - first, piece.tiles);
+    const Piece piece = attend.pieces[index];
+    const int tiles = piece.tiles(Sizes::kTokens), stop = min(end - first, tiles);
     rows.clear();
     walk<T, D>(rows, step, attend, piece, group, at - first, stop, shared);
-    if (at == first && stop == piece.tiles) {
-      rows.write(step, attend, piece, group);
+    if (at == first && stop == tiles) {
+      rows.write(attend, piece, group);
     } else {
       rows.store(Runs::slot<Sizes>(attend, blockIdx.x, at == first));
     }
@@ -367,19 +373,25 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads)
   float sums[Sizes::kColumns][kRowTiles][4] = {}, top[kRowTiles][2], sum[kRowTiles][2] = {};
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) top[m][0] = top[m][1] = -INFINITY;
-#pragma unroll 2
-  for (int block = blockIdx.x; block <= c1; ++block) {
-    float mine[kRowTiles][2], other[kRowTiles][2];
+  // First the rows' highest scores and sums, then, by weights that are final, what may be many elements.
+#pragma unroll 4
+  for (int block = blockIdx.x; block <= c1; ++block)
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float theirs = number(block, kEnds + m * 4 + r), high = fmaxf(top[m][r], theirs);
-        const float base = high == -INFINITY ? 0.f : high;
-        mine[m][r] = exp2_fast(top[m][r] - base), other[m][r] = exp2_fast(theirs - base);
-        sum[m][r] = sum[m][r] * mine[m][r] + number(block, kEnds + m * 4 + 2 + r) * other[m][r];
+        const float theirs = number(block, kEnds + m * 4 + r), added = number(block, kEnds + m * 4 + 2 + r);
+        const float high = fmaxf(top[m][r], theirs), base = high == -INFINITY ? 0.f : high;
+        sum[m][r] = sum[m][r] * exp2_fast(top[m][r] - base) + added * exp2_fast(theirs - base);
         top[m][r] = high;
       }
+#pragma unroll 4
+  for (int block = blockIdx.x; block <= c1; ++block) {
+    float weight[kRowTiles][2];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) weight[m][r] = exp2_fast(number(block, kEnds + m * 4 + r) - top[m][r]);
 #pragma unroll
     for (int n = 0; n < Sizes::kColumns; ++n)
 #pragma unroll
@@ -387,16 +399,15 @@ __global__ void __launch_bounds__(Prefill<T, D>::kThreads)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = ((blockIdx.y * Sizes::kColumns + n) * kRowTiles + m) * 4 + i;
-          sums[n][m][i] = sums[n][m][i] * mine[m][i >> 1] + number(block, at) * other[m][i >> 1];
+          sums[n][m][i] += number(block, at) * weight[m][i >> 1];
         }
   }
-  const auto find = [](int count, int wanted, auto key) { return warp_last_at_most(count, wanted, key); };
-  const Piece piece(step, group, Sizes::kRows / group, Sizes::kTokens, index % places, index / places, find);
+  const Piece piece = attend.pieces[index];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      T* out = output<T, D>(step, attend, piece, group, Rows<T, D>::row(m, r));
+      T* out = output<T, D>(attend, piece, group, Rows<T, D>::row(m, r));
       if (out == nullptr) continue;
       const int row = Rows<T, D>::row(m, r), query_head = piece.head * group + row % group;
       const float factor = finish(attend, query_head, top[m][r], sum[m][r]);

@@ -48,6 +48,7 @@ struct Request {
 struct Head {
   int tier, member, first, kept;  // kept: its pages of a chunk, from page `first` of the chunk's pages on
 
+  Head() = default;
   __device__ Head(const Step& step, int index) {
     tier = step.head_tier[index];
     member = step.head_member[index];

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import KernelError, RaggedLayout, ragged_append, ragged_attention
+from kernels import KernelError, RaggedLayout, fallback, ragged_append, ragged_attention
 from kernels.cuda import dispatch
 from tests.kernels.cuda_batch import POISON, Large, attend, check, to_gpu
 from tests.kernels.ragged_batch import Batch, Sizes
@@ -263,6 +263,22 @@ def test_append_writes_the_same_bytes_as_the_reference(dtype: torch.dtype) -> No
     ragged_append(to_gpu(key), to_gpu(value), pool, *(to_gpu(table) for table in batch.tables), layout)
     ragged_append(key, value, batch.pool, *batch.tables, layout)
     assert torch.equal(pool.cpu().view(torch.uint8), batch.pool.view(torch.uint8))
+
+
+def test_append_of_many_tokens() -> None:
+    """Blocks of several tokens, at the borders of requests and beyond the last one."""
+    layout = RaggedLayout(16, 42, 512, 128, (16, 512), 64)
+    steps = [511, 1, 0, 512, 129, 2, 640, 1, 400]
+    large = Large(layout, steps, steps, kv_heads=3, members=3)
+    tokens = sum(steps) + 7
+    key, value = torch.randn(2, tokens, 3, 64, device="cuda").to(large.dtype)
+    expected = large.pool.clone()
+    geometry = (16, 42, 512, 128)
+    offsets = layout.offset_tensor(large.pool.device)
+    ragged_append(key, value, large.pool, *large.tables, layout)
+    fallback.append(key, value, expected, *large.tables, offsets, *geometry)
+    assert tokens > 2048
+    assert torch.equal(large.pool.view(torch.int16), expected.view(torch.int16))
 
 
 def test_a_batch_without_requests() -> None:
