@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from pathlib import Path
 
 from kernels.cpu import build
 from kernels.cuda import build as cuda
@@ -29,13 +30,14 @@ def main() -> int:
         "build-cuda", help="compile the CUDA kernels, which needs nvcc but no GPU, and print where they are"
     )
     gpu.add_argument("--arch", nargs="+", type=architecture, default=["sm_80", "sm_90"], metavar="sm_NN")
+    gpu.add_argument("--out", type=Path, help="directory for them; by default the kernel cache")
     chosen = parser.parse_args()
     try:
         if chosen.command == "prebuild":
             print(build.library())
         else:
             for variant in cuda.variants(chosen.arch):
-                print(cuda.library(variant))
+                print(cuda.library(variant, into=chosen.out))
     except KernelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

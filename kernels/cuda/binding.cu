@@ -66,7 +66,8 @@ cudaError_t fit(Kernel kernel, int threads, size_t bytes, Fit* found) {
 template <typename Word>
 void launch_append(const Step& step, const Fresh& fresh, cudaStream_t stream) {
   const int words = step.kv_heads * 2 * fresh.head_size * fresh.element_bytes / static_cast<int>(sizeof(Word));
-  const int threads = words >= 256 ? 256 : words <= kMostTokens * kWarp ? kMostTokens * kWarp : ceil_div(words, kWarp) * kWarp;
+  const int least = words < kMostTokens * kWarp ? kMostTokens * kWarp : words;
+  const int threads = least < 256 ? ceil_div(least, kWarp) * kWarp : 256;
   const int tokens = step.tokens >= 2048 ? kMostTokens : 1;  // few tokens are spread over more blocks
   append_kernel<Word><<<ceil_div(step.tokens, tokens), threads, 0, stream>>>(step, fresh, tokens);
 }

@@ -1,8 +1,8 @@
 """Compile the CUDA kernels, one library for each element type, head size and architecture.
 
 Nothing but nvcc is needed, and no GPU: the sources know nothing of torch. Libraries lie in the same cache
-directory as the CPU's, under a name that hashes sources, flags and compiler. A machine without nvcc takes
-what was built ahead for the same sources.
+directory as the CPU's, under a name that hashes sources, flags and compiler. Libraries that were built ahead
+for the same sources are taken from ``TANGRAM_KERNEL_PREBUILT``, as in an image without nvcc, or from there.
 """
 
 from __future__ import annotations
@@ -52,25 +52,28 @@ def variants(archs: list[str]) -> list[Variant]:
     return [Variant(dtype, size, arch) for arch in archs for dtype in ELEMENTS for size in HEAD_SIZES]
 
 
-def library(variant: Variant, flags: tuple[str, ...] = ()) -> Path:
+def library(variant: Variant, flags: tuple[str, ...] = (), into: Path | None = None) -> Path:
     """Path of the compiled library, building it if this machine has not yet.
 
     Args:
         flags: further options for nvcc; they are part of the library's identity.
+        into: build it there, whatever there is elsewhere.
 
     Raises:
         KernelBuildError: there is no nvcc, it failed, or the cache directory cannot be written.
     """
     options = [*FLAGS, *variant.options, *flags]
-    directory, name = cache_directory(), f"tangram-cuda-{variant}-{_identity(options)}"
+    directory, name = into or cache_directory(), f"tangram-cuda-{variant}-{_identity(options)}"
+    ahead = os.environ.get("TANGRAM_KERNEL_PREBUILT")
+    if ahead and into is None and (found := _newest(Path(ahead), name)):
+        return found
     try:
         compiler = find_compiler()
     except KernelBuildError:
         # A machine without nvcc may still hold a library that was built ahead for it.
-        prebuilt = sorted(directory.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
-        if not prebuilt:
-            raise
-        return prebuilt[-1]
+        if found := _newest(directory, name):
+            return found
+        raise
     target = directory / f"{name}-{digest([*compiler, compiler_version(compiler)])}.so"
     if not target.exists():
         compile_library([*compiler, *options, str(SOURCES / "binding.cu")], target)
@@ -88,6 +91,10 @@ def find_compiler() -> list[str]:
         f"no nvcc found (tried {' '.join(chosen) or f'nvcc on the path and in {home}'}): install the CUDA "
         "toolkit or name its nvcc in NVCC, or set TANGRAM_KERNELS=reference to run the slow kernels"
     )
+
+
+def _newest(directory: Path, name: str) -> Path | None:
+    return max(directory.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _identity(options: list[str]) -> str:

@@ -17,7 +17,7 @@ struct Seal {
   int32_t count, sink;
 };
 
-constexpr int kSealThreads = 512;
+constexpr int kSealThreads = 256;
 
 // Order of scores as unsigned numbers; NaN above all, as torch sorts.
 __device__ inline uint32_t rank_of(float score) {
@@ -107,7 +107,7 @@ struct SealSizes {
 };
 
 template <typename T, int D>
-__global__ void __launch_bounds__(kSealThreads, 2) seal_kernel(const Step step, const Seal seal) {
+__global__ void __launch_bounds__(kSealThreads, 3) seal_kernel(const Step step, const Seal seal) {
   extern __shared__ __align__(128) char shared[];
   constexpr int kWarps = kSealThreads / kWarp, kPieces = 2 * D * sizeof(T) / 16;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

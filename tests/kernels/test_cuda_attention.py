@@ -172,6 +172,21 @@ def test_long_histories_prefill(cached: int, step: int) -> None:
     Large(QWEN, [cached + step, 700, step], [step, 1, step]).attend()
 
 
+def test_more_pieces_than_are_planned_for() -> None:
+    """A step of so many requests and heads that no plan is made, beside parts of it for which one is."""
+    layout = RaggedLayout(16, 3, 16, 16, (16,), 64)
+    large = Large(layout, [31 + 2] * 1100, [2] * 1100, kv_heads=128, group=1, members=128)
+    together = large.run(torch.full_like(large.query, POISON))
+    starts = torch.arange(276, dtype=torch.int32, device="cuda") * 2
+    for first in range(0, 1100, 275):
+        part = slice(2 * first, 2 * first + 550)
+        tables = (large.rows[first : first + 275], starts, large.seq_lens[first : first + 275])
+        alone = torch.full_like(large.query[part], POISON)
+        heads = (large.tier, large.member)
+        ragged_attention(alone, large.query[part], large.pool, *tables, *heads, layout, 64**-0.5)
+        check(together[part], alone, large.dtype)
+
+
 @pytest.mark.parametrize("steps", [[1, 1], [40, 2]])
 def test_hints_change_nothing(steps: list[int]) -> None:
     large = Large(QWEN, [2000, 700], steps)

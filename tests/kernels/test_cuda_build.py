@@ -82,6 +82,19 @@ def test_a_machine_without_nvcc_takes_what_was_built_ahead(monkeypatch: pytest.M
         build.library(build.Variant(torch.float16, 128, "sm_90"))
 
 
+def test_libraries_built_ahead_come_first(
+    tmp_path: Path, cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANGRAM_KERNEL_PREBUILT", str(tmp_path / "ahead"))
+    own = build.library(VARIANT)
+    assert own.parent == cache
+    ahead = build.library(VARIANT, into=tmp_path / "ahead")
+    assert ahead.parent == tmp_path / "ahead"
+    assert build.library(VARIANT) == ahead
+    monkeypatch.setenv("NVCC", "no-such-compiler-anywhere")
+    assert build.library(VARIANT) == ahead
+
+
 @pytest.mark.usefixtures("compiler")
 def test_a_failed_compilation_shows_the_compilers_words(cache: Path) -> None:
     with pytest.raises(KernelBuildError, match="sources are broken"):
@@ -112,9 +125,9 @@ def test_the_command_builds_every_variant_or_says_why_not(cache: Path, compiler:
     assert failed.returncode == 1
     assert "sources are broken" in failed.stderr
     compiler.write_text(COMPILER.replace("96", "none"), encoding="utf-8")
-    done = command()
+    done = command("--out", str(cache / "ahead"))
     assert done.returncode == 0, done.stderr
-    assert {Path(line) for line in done.stdout.split()} >= set(cache.glob("*-1*.so"))
+    assert {Path(line) for line in done.stdout.split()} == set((cache / "ahead").iterdir())
     assert len(done.stdout.split()) == len(build.variants(["sm_80", "sm_90"])) == 16
     assert "is not an architecture" in command("--arch", "sm_75").stderr
 
