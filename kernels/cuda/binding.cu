@@ -162,8 +162,8 @@ EXPORT int tangram_seal(const void* step_bytes, const void* seal_bytes, int inde
   return cudaGetLastError();
 }
 
-// How much workspace attention needs on a device: bytes of partial sums, number of counters, numbers of a plan and bytes of
-// what its pieces are.
+// How much workspace attention needs on a device: bytes of partial sums, number of counters, numbers of a plan, and
+// bytes for its pieces.
 EXPORT int tangram_workspace(int index, int64_t* sizes) {
   std::lock_guard<std::mutex> guard(mutex);
   Device* device;

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
       known.valid = 0;
       if (unit < end) {
         const Pair pair(step, share, unit);
-        known = locate<Shape::kTokenBytes>(step, step.rows + pair.request * step.row_stride, Head(step, pair.head),
+        known = locate<Shape::kTokenBytes>(step, step.rows + pair.request * step.row_stride, share.heads[pair.head],
                                            pair.sealed, pair.raw, unit - pair.first);
       }
     }

@@ -52,18 +52,25 @@ struct Share {
   int* first;   // [requests + 1] units before each request
   int* length;  // [requests] tokens; 0 where there is nothing to decode
   int* kept;    // [kv_heads + 1] units of a sealed chunk before each head
+  Head* heads;  // [kv_heads]
 
-  static size_t bytes(const Step& step) { return (2 * step.requests + 1 + step.kv_heads + 1) * sizeof(int); }
+  static size_t bytes(const Step& step) {
+    return (2 * step.requests + 1 + step.kv_heads + 1) * sizeof(int) + step.kv_heads * sizeof(Head);
+  }
 
   __device__ Share(const Step& step, int* memory)
-      : first(memory), length(first + step.requests + 1), kept(length + step.requests) {}
+      : first(memory), length(first + step.requests + 1), kept(length + step.requests),
+        heads(reinterpret_cast<Head*>(kept + step.kv_heads + 1)) {}
 
   template <int kThreads>
   __device__ void fill(const Step& step, int group, int* scratch) {
     const int units_per_page = step.page_tokens / kUnit;
     const Request early(step, min(static_cast<int>(threadIdx.x), step.requests - 1));  // its loads overlap the heads'
-    running_sums<kThreads>(step.kv_heads, kept, scratch,
-                           [&](int head) { return Head(step, head).kept * units_per_page; });
+    running_sums<kThreads>(step.kv_heads, kept, scratch, [&](int index) {
+      const Head head(step, index);
+      heads[index] = head;
+      return head.kept * units_per_page;
+    });
     const int all = kept[step.kv_heads];
     running_sums<kThreads>(step.requests, first, scratch, [&](int index) {
       const Request request = index < kThreads ? early : Request(step, index);
