@@ -29,6 +29,7 @@ CONFIG_LABELS: Mapping[str, str] = {
     "group_size": "Group size",
     "scope": "Scope",
     "scorer": "Scorer",
+    "query_window": "Query window",
     "alpha": "Safety margin",
     "rewind": "Rewind",
     "profile": "Profile",
@@ -76,6 +77,7 @@ def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None
     pool = snapshot.pool
     used_pages = pool.running + pool.resident
     running = sum(1 for row in snapshot.sequences if row.state == "running")
+    conversations = sum(1 for row in snapshot.sequences if row.state != "prefix")
     less = times_less_text(snapshot.full_cache_bytes, snapshot.used_bytes)
     return _cards(
         [
@@ -89,7 +91,7 @@ def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None
                 percent_text(used_pages / pool.total) if pool.total else "–",
                 f"{count_text(used_pages)} of {count_text(pool.total)} pages",
             ),
-            ("Conversations", count_text(len(snapshot.sequences)), f"{running} running"),
+            ("Conversations", count_text(conversations), f"{running} running"),
             (
                 "First token",
                 latency_text(ttft),

@@ -34,6 +34,7 @@ def preview_panel(
                 ("Raw tail of a conversation", "ring_bytes", bytes_text),
                 ("Page ids in a row", "row_width", count_text),
                 ("Kept beyond the heads' budgets", "fragmentation", percent_text),
+                ("Padding of pages", "padding_share", percent_text),
             )
         ],
         (),

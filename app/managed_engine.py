@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -22,13 +23,21 @@ from app.supervisor import EngineState, EngineSupervisor, Overrides
 from tangram.client import EngineClient
 from tangram.errors import TangramError
 
+USAGE_ERROR = 2
+"""What an engine ends with whose settings can never work; why is the last line that it printed."""
+_SPEAKER = re.compile(r"tangram: (?:error: )?")
+
+
+class _SettingsRefused(EngineStartFailed):
+    """The engine says that its settings cannot work: another try would end alike."""
+
 
 @dataclass(frozen=True)
 class Timing:
     """Seconds, and counts of attempts.
 
     backoff doubles from `backoff` to `max_backoff`; an engine that ran for `stable` seconds starts over.
-    give_up: starts in a row that may fail before the state becomes failed.
+    give_up: failures in a row after which the state becomes failed.
     grace: what the engine gets between SIGTERM and SIGKILL. sick: health checks in a row that may fail.
     """
 
@@ -125,7 +134,10 @@ class ManagedEngine(EngineSupervisor):
         try:
             await self._come_up()
         except EngineStartFailed as again:
-            self._run()
+            if isinstance(again, _SettingsRefused):
+                self._give_up(again.message)
+            else:
+                self._run()
             raise EngineStartFailed(
                 f"{error.message} It does not start with the previous settings either: {again.message}"
             ) from error
@@ -150,14 +162,14 @@ class ManagedEngine(EngineSupervisor):
                 reason = await self._watch()
                 if time.monotonic() - began >= self._timing.stable:
                     self._failures = 0
-            except EngineStartFailed as error:
-                reason = error.message
-            except ModelUnusable as error:
+            except (ModelUnusable, _SettingsRefused) as error:
                 self._give_up(error.message)
                 return
+            except EngineStartFailed as error:
+                reason = error.message
             self._failures += 1
             await self._end_child()
-            if self._failures > self._timing.give_up:
+            if self._failures >= self._timing.give_up:
                 self._give_up(f"{reason} It failed {self._failures} times in a row.")
                 return
             delay = min(self._timing.max_backoff, self._timing.backoff * 2 ** (self._failures - 1))
@@ -203,15 +215,23 @@ class ManagedEngine(EngineSupervisor):
         while True:
             if process.returncode is not None:
                 await process.finish_log()
-                raise EngineStartFailed(
-                    f"The engine ended while starting (code {process.returncode}): {self._log.failure()}"
-                )
+                raise self._start_failure(process.returncode)
             if await client.health():
                 with contextlib.suppress(TangramError):
                     for served in await client.models():
                         if served.get("id") == name:
                             return int(served.get("max_model_len") or 0)
             await asyncio.sleep(self._timing.poll)
+
+    def _start_failure(self, code: int) -> EngineStartFailed:
+        """Why the engine ended before it was ready, in its own words."""
+        if code == USAGE_ERROR:
+            lines = [line.strip() for line in self._log.tail() if line.strip()]
+            own = [line for line in lines if _SPEAKER.match(line)]  # others may have printed after it
+            last = _SPEAKER.sub("", (own or lines)[-1], count=1)[:500]
+            return _SettingsRefused(_sentence(f"The engine refuses its settings: {last}"))
+        failure = self._log.failure()
+        return EngineStartFailed(_sentence(f"The engine ended while starting (code {code}): {failure}"))
 
     async def _watch(self) -> str:
         """Return, with the reason, when the running engine is dead or has stopped answering."""
@@ -226,7 +246,7 @@ class ManagedEngine(EngineSupervisor):
                 if done:
                     await process.finish_log()
                     failure = self._log.failure()
-                    return f"The engine ended (code {ended.result()}){f': {failure}' if failure else '.'}"
+                    return _sentence(f"The engine ended (code {ended.result()}){failure and f': {failure}'}")
                 sick = 0 if await client.health() else sick + 1
                 if sick >= self._timing.sick:
                     return f"The engine did not answer {sick} health checks in a row."
@@ -269,6 +289,11 @@ class ManagedEngine(EngineSupervisor):
         if process is not None:
             await process.end()
             self._set(pid=None)
+
+
+def _sentence(text: str) -> str:
+    """With a full stop at its end, so that another sentence can follow."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _option_words(overrides: Overrides) -> list[str]:

@@ -1,6 +1,7 @@
 """Tokens per second on a CPU: the plugin beside stock vLLM, in one run.
 
-    .venv/bin/python benchmarks/cpu_serving.py [--model DIR] [--context 2048] [--rounds 5] [--json FILE]
+    .venv/bin/python benchmarks/cpu_serving.py [--model DIR] [--context 2048] [--rounds 5]
+        [--batches 1 4] [--engines stock "tangram 0.25"] [--json FILE]
 
 All engines are loaded first (eager, bfloat16, prefix caching, the machine's default threads) and then take
 turns on the same work, one at a time, round after round, so that a noisy machine is noisy for all. Reported
@@ -82,6 +83,10 @@ def main() -> None:
     parser.add_argument("--model", help="model directory (default: the bundled model, prepared if missing)")
     parser.add_argument("--context", type=int, default=2048, help="prompt length in tokens")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="conversations at once")
+    parser.add_argument(
+        "--engines", nargs="+", default=list(ENGINES), choices=ENGINES, help="stock is needed"
+    )
     parser.add_argument("--json", type=Path, help="also write all figures here")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -89,13 +94,13 @@ def main() -> None:
     if arguments.worker:
         worker(model, ENGINES[arguments.worker], arguments.context)
         return
-    children = {name: start(name, model, arguments.context) for name in ENGINES}
+    children = {name: start(name, model, arguments.context) for name in arguments.engines}
     for child in children.values():
         ask(child)
     seconds: dict[tuple[str, int], list[dict[str, float]]] = {}
     serial = 0
     for _ in range(arguments.rounds):
-        for batch in (1, 4):
+        for batch in arguments.batches:
             serial += 1
             prompts = [
                 [3 + (7 * i + 13 * serial + 1009 * b) % 40000 for i in range(arguments.context)]

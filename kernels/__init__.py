@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kernels.errors import KernelBuildError, KernelConfigError, KernelError
 from kernels.layout import RaggedLayout
-from kernels.ops import prepare
+from kernels.ops import implementation, prepare
 from kernels.ragged import ragged_append, ragged_attention, ragged_gather
 from kernels.sealing import ragged_seal
 
@@ -18,6 +18,7 @@ __all__ = [
     "KernelConfigError",
     "KernelError",
     "RaggedLayout",
+    "implementation",
     "prepare",
     "ragged_append",
     "ragged_attention",

@@ -51,6 +51,11 @@ def prepare(device: torch.device, dtype: torch.dtype | None = None, head_size: i
         cuda.prepare(device, dtype, head_size)
 
 
+def implementation(device: torch.device) -> str:
+    """What the operators run on a device: "native" kernels or the plain-torch "reference"."""
+    return "native" if device.type == "cpu" and dispatch.native() is not None else "reference"
+
+
 def _nothing(*_: object) -> None:
     """The fake of all operators: they return nothing and only write in place."""
 

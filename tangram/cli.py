@@ -27,7 +27,7 @@ POLLED = ("/health", "/metrics", "/tangram/memory")
 ACCESS_LOG_OPTIONS = ("--disable-access-log-for-endpoints", "--disable-uvicorn-access-log")
 CACHE_SIZE_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 COMPILATION_OPTIONS = ("--enforce-eager", "--no-enforce-eager", "--compilation-config", "-cc")
-API_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+API_SERVER = "tangram.launch"
 
 
 def build_parser() -> argparse.ArgumentParser:

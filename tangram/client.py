@@ -9,78 +9,15 @@ One client per engine process; safe for many tasks at once.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
 from typing import Any, Self
 
 import httpx
 
+from tangram.completion import CompletionChunk, CompletionRequest, Usage, parse_event
 from tangram.errors import EngineRejected, EngineUnavailable
 
-
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A prompt of token ids and how to continue it. None: the engine's own default.
-
-    cache_salt: only requests with the same salt can share cached history; one per user.
-    extra: further fields of vLLM's /v1/completions, passed as they are.
-    """
-
-    model: str
-    prompt: Sequence[int]
-    max_tokens: int
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    cache_salt: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def body(self) -> dict[str, Any]:
-        """The JSON body of the streaming request."""
-        body: dict[str, Any] = {
-            **self.extra,
-            "model": self.model,
-            "prompt": list(self.prompt),
-            "max_tokens": self.max_tokens,
-            "stop_token_ids": list(self.stop_token_ids),
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": False},
-            "return_token_ids": True,
-            "skip_special_tokens": True,
-        }
-        for name in ("temperature", "top_p", "seed", "cache_salt"):
-            value = getattr(self, name)
-            if value is not None:
-                body[name] = value
-        if self.stop:
-            body["stop"] = list(self.stop)
-        return body
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one request; `cached_tokens` of the prompt were not computed again."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionChunk:
-    """New text and the ids of the new tokens. The last chunk of a stream carries `usage`.
-
-    finish_reason: None, "stop", "length" or "abort". Text may lag the ids: bytes of an unfinished character
-    are held back until it is complete.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None = None
-    usage: Usage | None = None
+__all__ = ["CompletionChunk", "CompletionRequest", "EngineClient", "Usage"]
 
 
 class EngineClient:
@@ -128,13 +65,45 @@ class EngineClient:
         data = (await self._get("/v1/models")).get("data")
         return list(data) if isinstance(data, list) else []
 
-    async def memory(self) -> dict[str, Any]:
-        """GET /tangram/memory: geometry, pool, heads, sequences, counters."""
-        return await self._get("/tangram/memory")
+    async def status(self) -> dict[str, Any]:
+        """GET /tangram/status: versions, model, configuration, uptime, pool, counters."""
+        return await self._get("/tangram/status")
 
-    async def preview(self, **changes: float | int) -> dict[str, Any]:
-        """What other settings would mean (retention, group_size, alpha). Nothing is changed."""
+    async def profile(self) -> dict[str, Any]:
+        """GET /tangram/profile: each head's statistics and budget, and what they cost."""
+        return await self._get("/tangram/profile")
+
+    async def memory(self, sequence: str | None = None) -> dict[str, Any]:
+        """GET /tangram/memory: geometry, pool, heads, sequences, counters.
+
+        Args:
+            sequence: the id of one conversation, as ``sequences`` lists them; EngineRejected with status 404
+                where it is not in the pool. None: all of them.
+        """
+        options = {} if sequence is None else {"params": {"sequence": sequence}}
+        return self._json(await self._send("GET", "/tangram/memory", **options))
+
+    async def preview(self, **changes: Any) -> dict[str, Any]:
+        """What other settings would mean (retention, group_size, alpha, scope) for conversations of some
+        ``lengths``. Nothing is changed."""
         return self._json(await self._send("POST", "/tangram/preview", json=changes))
+
+    async def evict(
+        self, *, sequence: str | None = None, idle_seconds: float | None = None, everything: bool = False
+    ) -> dict[str, Any]:
+        """POST /tangram/evict: drop idle conversations, by exactly one of the arguments.
+
+        Args:
+            sequence: this one.
+            idle_seconds: those that have been idle for so long.
+            everything: all.
+
+        Returns:
+            How many ``conversations`` and ``pages`` were freed.
+        """
+        wanted = {"sequence": sequence, "idle_seconds": idle_seconds, "all": everything or None}
+        body = {name: value for name, value in wanted.items() if value is not None}
+        return self._json(await self._send("POST", "/tangram/evict", json=body))
 
     async def metrics_text(self) -> str:
         """GET /metrics in Prometheus' text format."""
@@ -158,7 +127,7 @@ class EngineClient:
                     if data == "[DONE]":
                         finished = True
                         break
-                    yield _chunk(data)
+                    yield parse_event(data)
                 if not finished:
                     raise EngineUnavailable("The engine closed the connection in the middle of the answer.")
         except (httpx.HTTPError, httpx.StreamError, RuntimeError) as error:
@@ -204,32 +173,3 @@ def _rejected(response: httpx.Response) -> EngineRejected:
             str(error.get("message") or error.get("detail") or "") if isinstance(error, dict) else str(error)
         )
     return EngineRejected(response.status_code, message or f"The engine answered {response.status_code}.")
-
-
-def _chunk(data: str) -> CompletionChunk:
-    try:
-        event = json.loads(data)
-    except ValueError as error:
-        raise EngineUnavailable("The engine's stream is damaged.") from error
-    if "error" in event:
-        said = event["error"]
-        code = said.get("code") if isinstance(said, dict) else None
-        message = said.get("message") if isinstance(said, dict) else said
-        raise EngineRejected(code if isinstance(code, int) else 500, str(message))
-    usage = event.get("usage")
-    choice = event["choices"][0] if event.get("choices") else {}
-    return CompletionChunk(
-        text=choice.get("text") or "",
-        token_ids=tuple(choice.get("token_ids") or ()),
-        finish_reason=choice.get("finish_reason"),
-        usage=_usage(usage) if usage else None,
-    )
-
-
-def _usage(usage: Mapping[str, Any]) -> Usage:
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
-        cached_tokens=int(details.get("cached_tokens") or 0),
-    )

@@ -15,9 +15,16 @@ from typing import Any
 from tangram.errors import ConfigError
 
 SCOPES = ("model", "layer", "uniform")
-SCORERS = ("keydiff",)
+SCORERS = ("keydiff", "knorm", "expected_attention", "snapkv", "tova", "streamingllm", "random")
+QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
+"""Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def printable(text: str) -> str:
@@ -31,8 +38,23 @@ def _whole(text: Any) -> int:
     return int(text)
 
 
+def _number(text: Any) -> float:
+    if isinstance(text, bool):
+        raise ValueError("not a number")
+    return float(text)
+
+
 def _group_size(text: Any) -> int | None:
     return None if text is None or str(text).strip().lower() == "auto" else _whole(text)
+
+
+def _flag(text: Any) -> bool:
+    if isinstance(text, bool):
+        return text
+    word = str(text).strip().lower()
+    if word not in ("on", "off", "true", "false", "1", "0", "yes", "no"):
+        raise ValueError("neither on nor off")
+    return word in ("on", "true", "1", "yes")
 
 
 def _path(text: Any) -> str | None:
@@ -40,7 +62,7 @@ def _path(text: Any) -> str | None:
 
 
 _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "retention": (float, "a number such as 0.25"),
+    "retention": (_number, "a number such as 0.25"),
     "chunk": (_whole, "a whole number of tokens"),
     "window": (_whole, "a whole number of tokens"),
     "sink": (_whole, "a whole number of tokens"),
@@ -48,8 +70,11 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "group_size": (_group_size, "a whole number of heads, or 'auto'"),
     "scope": (str, f"one of {', '.join(SCOPES)}"),
     "scorer": (str, f"one of {', '.join(SCORERS)}"),
-    "alpha": (float, "a number such as 1.0"),
+    "query_window": (_whole, "a whole number of tokens"),
+    "alpha": (_number, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),
+    "reserve": (_flag, "on or off"),
+    "resident_share": (_number, "a number such as 0.8"),
     "profile": (_path, "a file name"),
 }
 
@@ -61,9 +86,13 @@ HELP = {
     "page_tokens": "tokens of a page",
     "group_size": "heads that share a page table, or 'auto' for a sixth of the model's heads",
     "scope": "which heads may share: model (across layers), layer, uniform (one budget for all)",
-    "scorer": "how tokens are ranked when a chunk is sealed",
+    "scorer": f"how tokens are ranked when a chunk is sealed: {', '.join(SCORERS)}",
+    "query_window": "latest tokens whose queries rank a chunk (scorers expected_attention, snapkv, tova)",
     "alpha": "safety margin: a head's budget is its mean need plus alpha standard deviations",
     "rewind": "how many tokens before its end a conversation can be resumed without re-reading",
+    "reserve": "on: admit a request only when it can be carried to its last token, so that none is ever "
+    "preempted; off: admit more, and preempt when the cache is full",
+    "resident_share": "the most of the cache that idle conversations may hold, above 0 up to 1",
     "profile": "file of calibrated head budgets; without one all heads get the same",
 }
 
@@ -84,8 +113,11 @@ class TangramConfig:
     group_size: int | None = None
     scope: str = "model"
     scorer: str = "keydiff"
+    query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64
+    reserve: bool = False
+    resident_share: float = 1.0
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -115,8 +147,42 @@ class TangramConfig:
             raise ConfigError("scope", f"must be one of {', '.join(SCOPES)}, not {self.scope!r}")
         if self.scorer not in SCORERS:
             raise ConfigError("scorer", f"must be one of {', '.join(SCORERS)}, not {self.scorer!r}")
+        if not 0.0 < self.resident_share <= 1.0:
+            raise ConfigError("resident_share", f"must be above 0 and at most 1, not {self.resident_share}")
         if not 0.0 <= self.alpha <= 10.0:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
+        self._check_query_window()
+
+    def _check_query_window(self) -> None:
+        width = self.query_window
+        if width < 1:
+            raise ConfigError("query_window", f"must be at least 1, not {width}")
+        if self.scorer not in QUERY_SCORERS:
+            return
+        if width % self.page_tokens:
+            raise ConfigError(
+                "query_window", f"must be a multiple of page_tokens ({self.page_tokens}), not {width}"
+            )
+        # The queries must come after the chunk that they rank. A conversation that is resumed in their middle
+        # goes back to their first one. And a prefix that others continue, one page beyond a boundary, must
+        # come before the first one of the next boundary.
+        limits = {
+            "window": self.window,
+            "rewind": self.rewind,
+            "chunk - page_tokens": self.chunk - self.page_tokens,
+        }
+        for name, limit in limits.items():
+            if width > limit:
+                raise ConfigError(
+                    "query_window",
+                    f"must be at most {name} ({limit}), not {width}: the scorer {self.scorer} looks at that "
+                    f"many queries; lower query_window or raise {name.split()[0]}",
+                )
+
+    @property
+    def observed(self) -> int:
+        """Tokens before a seal boundary whose queries rank its chunk; 0 where the scorer uses none."""
+        return self.query_window if self.scorer in QUERY_SCORERS else 0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TangramConfig:
@@ -129,7 +195,7 @@ class TangramConfig:
             try:
                 parsed[name] = parse(value)
             except (TypeError, ValueError, OverflowError):
-                raise ConfigError(name, f"must be {expected}, not {value!r}") from None
+                raise ConfigError(name, f"must be {expected}, not {_shown(value)}") from None
         return cls(**parsed)
 
     @classmethod

@@ -1,7 +1,7 @@
-"""A way for the API server to look into the scheduler, which lives in another process.
+"""A way for the API server to look into the scheduler and the worker, which live in other processes.
 
-vLLM's own calls reach workers only. So the scheduler answers on a Unix socket inside a directory that only
-this user can enter: one JSON object a line in, one out.
+vLLM's own calls reach workers only, between steps. So the scheduler answers on a Unix socket inside a
+directory that only this user can enter: one JSON object a line in, one out. So does the worker, on another.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from tangram.errors import EngineUnavailable
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 TIMEOUT_SECONDS = 10.0
+POLL_SECONDS = 0.1
+"""How long closing may take at most."""
+WORKER = "-worker"
 
 
 def socket_path(instance: str) -> Path:
-    """Where the engine of that vLLM instance id answers. Short, as a socket's path must be."""
+    """Where the scheduler of that vLLM instance id answers. Short, as a socket's path must be."""
     return Path(tempfile.gettempdir()) / f"tangram-{os.getuid()}" / f"{instance}.sock"
+
+
+def worker_socket(instance: str) -> Path:
+    """Where its worker answers."""
+    return socket_path(instance + WORKER)
 
 
 class ControlServer:
@@ -51,7 +59,7 @@ class ControlServer:
         self._server = Server(str(path), Connection)
         self._path = path
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="tangram-control", daemon=True
+            target=self._server.serve_forever, args=(POLL_SECONDS,), name="tangram-control", daemon=True
         )
         self._thread.start()
 
@@ -83,22 +91,23 @@ def _answer(handlers: Mapping[str, Handler], line: bytes) -> bytes:
         return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
 
 
-def call(path: Path, name: str, **arguments: Any) -> dict[str, Any]:
-    """Ask the scheduler. Blocks for at most ``TIMEOUT_SECONDS``.
+def call(path: Path, name: str, *, timeout: float = TIMEOUT_SECONDS, **arguments: Any) -> dict[str, Any]:
+    """Ask the scheduler, or whoever answers there. Blocks until nothing has come for ``timeout`` seconds.
 
     Raises:
         EngineUnavailable: nobody answers there, or the answer is an error.
     """
+    who = "worker" if path.stem.endswith(WORKER) else "scheduler"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(TIMEOUT_SECONDS)
+            connection.settimeout(timeout)
             connection.connect(str(path))
             connection.sendall(json.dumps(arguments | {"call": name}).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 answer = json.loads(lines.readline() or b"{}")
     except (OSError, ValueError) as error:
-        raise EngineUnavailable(f"the engine's scheduler does not answer: {error}") from None
+        raise EngineUnavailable(f"the engine's {who} does not answer: {error}") from None
     if "ok" not in answer:
-        raise EngineUnavailable(f"the engine's scheduler failed: {answer.get('error', 'no answer')}")
+        raise EngineUnavailable(f"the engine's {who} failed: {answer.get('error', 'no answer')}")
     result: dict[str, Any] = answer["ok"]
     return result

@@ -1,4 +1,4 @@
-"""vLLM's CPU worker, with one repair that seeds need.
+"""vLLM's CPU worker, with the repairs that seeds and adapters need (the latter: :mod:`tangram.cpu_lora`).
 
 A step that ends inside a prompt samples a token too, which vLLM throws away and then moves the request's
 seeded generator back by one use. It does so by the generator's offset, which CPU generators do not have: the
@@ -16,9 +16,14 @@ import numpy as np
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from tangram.cpu_lora import repair
+from tangram.reasons import told
+from tangram.support import check_supported
+
 
 class SeedKeepingRunner(CPUModelRunner):
-    """A model runner whose discarded samples leave seeded generators as they were."""
+    """A model runner whose discarded samples leave seeded generators as they were, and whose requests without
+    an adapter stay without one."""
 
     def _unfinished(self) -> list[int]:
         """Requests of the batch whose sample is discarded and that have a generator of their own."""
@@ -37,6 +42,11 @@ class SeedKeepingRunner(CPUModelRunner):
         with self._hidden(self._unfinished()):
             return super()._bookkeeping_sync(*args, **kwargs)
 
+    def load_lora_model(self, *args: Any, **kwargs: Any) -> Any:
+        model = super().load_lora_model(*args, **kwargs)
+        repair(self.lora_manager)
+        return model
+
     @contextmanager
     def _hidden(self, indices: list[int]) -> Iterator[None]:
         """Keep vLLM from moving these generators: they stand where they should."""
@@ -52,7 +62,10 @@ class TangramCPUWorker(CPUWorker):
     """Uses :class:`SeedKeepingRunner`."""
 
     def init_device(self) -> None:
-        """As vLLM's. The runner, just built and without a model, only changes its methods."""
+        """As vLLM's. The runner, just built and without a model, only changes its methods. What cannot be
+        served is refused here already: a model whose layers are not ours would be loaded first."""
+        with told():
+            check_supported(self.vllm_config)
         super().init_device()
         if type(self.model_runner) is CPUModelRunner:
             self.model_runner.__class__ = SeedKeepingRunner

@@ -235,23 +235,59 @@ class Geometry:
         """Index in the row of the page of kept token ``token`` of a sealed chunk."""
         return self.ring_pages + chunk * self.pages_per_chunk + self.prefix[tier] + token // self.page_tokens
 
+    def raw_start(self, n: int) -> int:
+        """The first position that a sequence which resumes with ``n`` tokens must still have raw. At a
+        boundary the chunk before it belongs to these: it is sealed when the sequence resumes."""
+        return self.sealed(max(0, n - 1)) * self.chunk
+
+    def resumed_pages(self, n: int) -> int:
+        """Entries at the head of a row that a sequence resuming with ``n`` tokens takes over: its ring and
+        the chunks that are sealed for good. A chunk that is sealed at ``n`` itself gets fresh pages."""
+        if self.sealed(n) == 0:
+            return self.pages(n)
+        return self.ring_pages + self.sealed(n - 1) * self.pages_per_chunk
+
+    def ring_entries(self, n: int) -> int:
+        """Entries of the ring in the row of a sequence of ``n`` tokens."""
+        return self.ring_pages if self.sealed(n) else self.pages(n)
+
+    def raw_entries(self, n: int) -> list[int]:
+        """Entries of the ring that hold what a sequence resuming with ``n`` tokens must still have raw."""
+        return [
+            self.ring_index(position, tier)
+            for position in range(self.raw_start(n), n, self.page_tokens)
+            for tier in range(self.num_tiers)
+        ]
+
+    def oldest_raw(self, n: int) -> int:
+        """The first position that a ring can still hold once it was written for ``n`` tokens."""
+        return max(0, ceil_div(n, self.page_tokens) - self.ring_slots) * self.page_tokens
+
     def can_rewind(self, n: int, target: int) -> bool:
         """Whether a sequence whose ring was written for ``n`` tokens can resume from its first ``target``:
-        all raw tokens that ``target`` needs must still be in the ring. At a boundary these include the
-        chunk before it, which is sealed (again) when the sequence resumes there."""
+        all raw tokens that ``target`` needs must still be in the ring."""
         if not 0 <= target <= n:
             return False
-        oldest = (ceil_div(n, self.page_tokens) - self.ring_slots) * self.page_tokens
-        return self.sealed(max(0, target - 1)) * self.chunk >= oldest
+        return self.raw_start(target) >= self.oldest_raw(n)
+
+    def prefix_length(self, chunk: int) -> int:
+        """The shortest prefix, one page beyond the boundary that seals ``chunk``, that others can continue
+        without sealing anything themselves and with the fewest raw tokens."""
+        return self.boundary(chunk) + self.page_tokens
+
+    def row_width(self, n: int) -> int:
+        """Page ids of the row that vLLM keeps for a request of up to ``n`` tokens: room for all its pages,
+        and for what vLLM's own slot mapping indexes, a page a block of tokens."""
+        return max(self.pages(n), ceil_div(n, self.page_tokens))
 
     # ---- memory --------------------------------------------------------------------------------
 
     def window_pages(self, n: int) -> int:
         """Pages that the window layers of a sequence of ``n`` tokens hold while it is idle, at most. They
-        trail behind by ``rewind`` tokens, and need not begin at a block's edge."""
+        trail behind by as much as it can go back, and need not begin at a block's edge."""
         if not self.window_layers:
             return 0
-        tokens = min(n, self.window_span - 1 + self.rewind)
+        tokens = min(n, self.window_span - 1 + self.rewind + self.page_tokens)
         return self.window_groups * (ceil_div(tokens, self.window_block_tokens) + (n > tokens))
 
     def bytes(self, n: int) -> int:

@@ -19,12 +19,12 @@ from weakref import WeakKeyDictionary
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
-from vllm.v1.core.kv_cache_utils import BlockHashListWithBlockSize, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from tangram.errors import CacheIntegrityError
-from tangram.geometry import Geometry, ceil_div
+from tangram.geometry import ceil_div
 
 
 class ByPool:
@@ -51,9 +51,8 @@ class ByPool:
 
 def page_hashes(hashes: Sequence[Any], pool: BlockPool, page_tokens: int) -> Sequence[Any]:
     """The hashes at the ends of our pages; vLLM's are as fine as the smallest block of any layer."""
-    if pool.hash_block_size == page_tokens:
-        return hashes
-    return BlockHashListWithBlockSize(hashes, pool.hash_block_size, page_tokens)
+    each = page_tokens // pool.hash_block_size
+    return hashes if each == 1 else hashes[each - 1 :: each]  # a hash stands for all of its prefix
 
 
 class Windows:
@@ -83,19 +82,19 @@ class Windows:
         self._counts: Counter[int] = Counter()  # block id -> rows that hold it
 
     @classmethod
-    def of(cls, coordinator: KVCacheCoordinator, geometry: Geometry) -> Windows:
+    def of(cls, coordinator: KVCacheCoordinator, trailing: int) -> Windows:
         """Take the window managers of an engine under our care.
 
         vLLM keeps the window's blocks at the end of a prompt only, and lets go of all others at once. Here
-        conversations are resumed behind their answers, up to ``rewind`` tokens before the end: so all blocks
-        get their hashes, and the window trails behind by as much.
+        conversations are resumed behind their answers, up to ``trailing`` tokens before the end: so all
+        blocks get their hashes, and the window trails behind by as much.
         """
         managers = [m for m in coordinator.single_type_managers if isinstance(m, SlidingWindowManager)]
         coordinator.retention_interval = None
         for manager in managers:
-            manager.extra_retained_tokens += geometry.rewind
+            manager.extra_retained_tokens += trailing
             if manager.max_admission_blocks_per_request is not None:
-                manager.max_admission_blocks_per_request += ceil_div(geometry.rewind, manager.block_size)
+                manager.max_admission_blocks_per_request += ceil_div(trailing, manager.block_size)
         return cls(coordinator.block_pool, managers, coordinator.scheduler_block_size)
 
     def __bool__(self) -> bool:
@@ -144,9 +143,13 @@ class Windows:
         self._counts -= Counter(block.block_id for block in blocks)
         self._pool.free_blocks(reversed(blocks))
 
-    def held(self, row: Hashable) -> int:
+    def held(self, row: Hashable) -> list[int]:
         """Blocks held with a row."""
-        return len(self._held.get(row, ()))
+        return [block.block_id for block in self._held.get(row, ())]
+
+    def passed_on(self, row: Hashable) -> int:
+        """Blocks held with a row that whoever takes it over uses, or lets go."""
+        return self._own(self._held.get(row, ()))
 
     def releasable(self, spare: Hashable | None = None) -> int:
         """Blocks that evicting all rows but ``spare`` would free: nobody but rows holds them."""
@@ -157,9 +160,9 @@ class Windows:
     # ---- room -------------------------------------------------------------------------------------------
 
     def missing(self, request_id: str, num_tokens: int, resumed: int, *args: Any, **kwargs: Any) -> int:
-        """Blocks that the window layers of a request will ask for. ``resumed`` tokens come from a row, which
-        holds their blocks. The other arguments are those of the managers' ``get_num_blocks_to_allocate``,
-        without ``new_computed_blocks``."""
+        """Blocks that the window layers of a request will ask for beyond those that hold ``resumed`` tokens.
+        The other arguments are those of the managers' ``get_num_blocks_to_allocate``, without
+        ``new_computed_blocks``."""
         return sum(
             manager.get_num_blocks_to_allocate(
                 request_id,
@@ -171,15 +174,43 @@ class Windows:
             for manager in self._managers
         )
 
+    def pending(self, request_id: str, num_tokens: int) -> int:
+        """Blocks that the window layers of a running request will still ask for in the allocation that is
+        going on: their managers have their turns before and after ours."""
+        return self.missing(request_id, num_tokens, 0, num_tokens, num_tokens, num_tokens)
+
+    def most(self, tokens: int) -> int:
+        """Blocks that the window layers of a request of ``tokens`` hold at any time, at most."""
+        return sum(self._most(manager, tokens) for manager in self._managers)
+
+    def outstanding(self, request_id: str, tokens: int) -> int:
+        """Blocks that the window layers of a running request may still ask for until it has ``tokens``."""
+        return sum(
+            max(0, self._most(manager, tokens) - self._own(manager.req_to_blocks.get(request_id, ())))
+            for manager in self._managers
+        )
+
+    @staticmethod
+    def _own(blocks: Iterable[KVCacheBlock]) -> int:
+        """Blocks that nobody else holds: letting them go frees them."""
+        return sum(block.ref_cnt == 1 and not block.is_null for block in blocks)
+
+    @staticmethod
+    def _most(manager: SlidingWindowManager, tokens: int) -> int:
+        blocks = ceil_div(tokens, manager.block_size)
+        cap = manager.max_admission_blocks_per_request
+        return blocks if cap is None else min(blocks, cap)
+
     # ---- looking in -------------------------------------------------------------------------------------
 
-    def running(self, request_id: str) -> int:
+    def running(self, request_id: str) -> list[int]:
         """Blocks of a running request's window layers."""
-        return sum(
-            not block.is_null
+        return [
+            block.block_id
             for manager in self._managers
             for block in manager.req_to_blocks.get(request_id, ())
-        )
+            if not block.is_null
+        ]
 
     def in_use(self) -> int:
         """Blocks that are not free because of the window layers.

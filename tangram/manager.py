@@ -1,34 +1,51 @@
 """The cache manager: hands out rows of pages to requests and keeps the rows of idle conversations.
 
 Every quantity follows from :mod:`tangram.geometry`: a running request holds exactly ``pages(n)`` pages for
-the ``n`` tokens that have a slot. Idle rows stay referenced, so vLLM sees their pages as used; they are
-evicted, least recently used first, when an allocation needs them and only then.
+the ``n`` tokens that have a slot. A request that continues an idle conversation takes its row over. One that
+continues what another is using (a running request, or a prefix that several share) forks: sealed pages, which
+nobody writes again, are shared by reference count, and the raw tokens that it needs are copied to a ring of
+its own. Idle rows stay referenced, so vLLM sees their pages as used; they are evicted, least recently used
+first, when an allocation needs them and only then.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.request import Request
 
+from tangram import integrity
 from tangram.errors import CacheIntegrityError
-from tangram.hybrid import ByPool, Windows, page_hashes
+from tangram.hybrid import ByPool, Windows
+from tangram.live import Live
+from tangram.occupancy import Holding, Occupancy
+from tangram.offers import Offer, Offers
 from tangram.resident import ResidentRows, Row
+from tangram.room import Policy, Room
+from tangram.sharing import PrefixWatch, Prompt
 from tangram.spec import RaggedSpec
 from tangram.telemetry import CacheSnapshot
-from tangram.telemetry import Sequence as SequenceState
-
-logger = init_logger(__name__)
 
 CHECK_VARIABLE = "TANGRAM_CHECK_INTEGRITY"
 """Set to 1 to verify the whole bookkeeping at every step (tests do; it costs time)."""
+
+COUNTERS = (
+    "takeovers",
+    "forks",
+    "rewinds",
+    "misses",
+    "evictions",
+    "seals",
+    "prefixes",
+    "reused_tokens",
+    "reprefilled_tokens",
+)
 
 
 class RaggedManager(SingleTypeKVCacheManager):
@@ -39,15 +56,28 @@ class RaggedManager(SingleTypeKVCacheManager):
     def __init__(self, kv_cache_spec: RaggedSpec, *args: Any, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, *args, **kwargs)
         self.geometry = kv_cache_spec.geometry
-        self.resident: ResidentRows[KVCacheBlock] = ResidentRows(self.geometry)
-        self.windows = Windows(self.block_pool)  # the scheduler brings the real one
-        vars(RaggedManager)["find_longest_cache_hit"].register(self, self.block_pool)
-        self.headroom = 0  # pages that the scheduler wants free beyond an allocation
-        self.counters = {"takeovers": 0, "reused_tokens": 0, "evictions": 0, "seals": 0}
-        self._slots: dict[str, int] = {}  # request -> tokens that have a slot
-        self._requests: dict[str, Request] = {}
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.resident = ResidentRows(self.geometry, lambda page: self.block_pool.blocks[page].ref_cnt)
+        self.room = Room(self.block_pool, self.resident, Windows(self.block_pool), self.counters)
+        self.live: dict[str, Live] = {}
+        self.final_length: Callable[[str], int] = lambda request_id: 0  # the most that a request can hold
+        self._offers = Offers(self.geometry, self.block_pool, self.resident, self.live, self.req_to_blocks)
+        self._prefixes = PrefixWatch()
+        self._offer: Offer | None = None
+        self._step = 0
         self._keeps_rows = True
         self._check = os.environ.get(CHECK_VARIABLE) == "1"
+        vars(RaggedManager)["find_longest_cache_hit"].register(self, self.block_pool)
+
+    def configure(self, policy: Policy) -> None:
+        """How rows may be used; the scheduler knows the configuration."""
+        self.room.policy = policy
+        self.resident.observed = policy.observed
+
+    @property
+    def windows(self) -> Windows:
+        """The sliding-window layers' managers."""
+        return self.room.windows
 
     # ---- what vLLM's coordinator calls, in the order of a request's life -----------------------------
 
@@ -55,38 +85,28 @@ class RaggedManager(SingleTypeKVCacheManager):
     def find_longest_cache_hit(
         self, block_hashes: Sequence[Any], max_length: int, **_: Any
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """An idle conversation that this prompt continues, and the tokens it holds. Its first page stands for
-        all: vLLM cuts the list where it would be too long for layers that keep everything."""
-        hashes = page_hashes(block_hashes, self.block_pool, self.geometry.page_tokens)
-        while (found := self.resident.find(hashes, max_length)) is not None:
-            row, length = found
-            if self.windows.can_resume(block_hashes, length):
-                return (row.pages[:1],), length
-            max_length = length - 1
-        return ([],), 0
+        """A row that this prompt continues: its first page as a ticket, and the tokens it offers."""
+        self._offer = self._offers.best(block_hashes, max_length, self.windows, self._step)
+        return (([self._offer.ticket],), self._offer.length) if self._offer else (([],), 0)
 
     def get_num_blocks_to_allocate(
         self,
         request_id: str,
         num_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock],
-        total_computed_tokens: int,
-        num_local_computed_tokens: int,
         *args: Any,
         **kwargs: Any,
     ) -> int:
         """Pages still missing for ``num_tokens``. Makes room for them, and for what the window layers miss,
-        at idle conversations' expense when that is enough to grant them."""
-        taken = self.resident.owner(new_computed_blocks[0]) if new_computed_blocks else None
-        held = len(taken.pages) if taken else len(self.req_to_blocks.get(request_id, ()))
-        missing = max(0, self.geometry.pages(num_tokens) - held)
-        resumed = num_local_computed_tokens if taken else 0
-        computed = (total_computed_tokens, num_local_computed_tokens)
-        room = missing + self.windows.missing(request_id, num_tokens, resumed, *computed, *args, **kwargs)
-        # vLLM wants the headroom of waiting requests only, and of these not always: where it cannot be had,
-        # the pages themselves must be.
-        if not self._make_room(room + self.headroom, spare=taken):
-            self._make_room(room, spare=taken)
+        at idle rows' expense when that is enough to grant them. A new request that does not fit, with
+        reservation on as far as its last token, is told that it needs more than there is."""
+        offer = self._accepted(new_computed_blocks)
+        missing = self._missing(request_id, num_tokens, offer)
+        beside = self.windows.missing(request_id, num_tokens, offer.length if offer else 0, *args, **kwargs)
+        beside += sum(block.ref_cnt == 0 for block in offer.beside) if offer else 0
+        if request_id not in self.req_to_blocks and not self._fits(request_id, num_tokens, offer, beside):
+            return self.block_pool.num_gpu_blocks
+        self.room.make_with_headroom(missing + beside, offer.row if offer else None)
         return missing
 
     def add_local_computed_blocks(
@@ -96,81 +116,225 @@ class RaggedManager(SingleTypeKVCacheManager):
         num_local_computed_tokens: int,
         num_external_computed_tokens: int,
     ) -> None:
-        """Take an idle conversation's row over; pages beyond the resumed length are freed."""
+        """Begin a request: take the offered row over, fork it, or start from nothing."""
         if num_external_computed_tokens:
             raise CacheIntegrityError("external KV cannot be loaded into the ragged cache")
         self.num_cached_block[request_id] = 0
-        if not new_computed_blocks:
+        offer = self._accepted(new_computed_blocks)
+        if offer is None:
             return
-        row = self.resident.owner(new_computed_blocks[0])
-        if row is None:
-            raise CacheIntegrityError(f"request {request_id} continues a conversation that is not resident")
-        pages = self.resident.take(row)
-        self.windows.release(row)  # their managers take them over in this same call of vLLM's
-        held = self.geometry.pages(num_local_computed_tokens)
-        self.req_to_blocks[request_id] = pages[:held]
-        self._slots[request_id] = num_local_computed_tokens
-        self.block_pool.free_blocks(reversed(pages[held:]))
-        self.counters["takeovers"] += 1
-        self.counters["reused_tokens"] += num_local_computed_tokens
+        if offer.length != num_local_computed_tokens:
+            raise CacheIntegrityError(
+                f"request {request_id} resumes {num_local_computed_tokens} tokens of {offer.length} offered"
+            )
+        self.req_to_blocks[request_id] = self._fork(offer) if offer.forks else self._take_over(offer)
+        self.live[request_id] = Live(
+            self._step,
+            slots=offer.length,
+            resumed=offer.length,
+            raw_from=self._raw_from(offer),
+            next_prefix=self.geometry.sealed(offer.length),
+        )
+        self._offer = None
+        self.counters["reused_tokens"] += offer.length
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
     ) -> list[KVCacheBlock]:
         """Extend the row to ``pages(num_tokens)``."""
         row = self.req_to_blocks[request_id]
-        before = self._slots.get(request_id, 0)
-        self._slots[request_id] = max(before, num_tokens)
+        live = self.live.get(request_id)
+        if live is None:
+            live = self.live[request_id] = Live(self._step)
+        before, live.slots = live.slots, max(live.slots, num_tokens)  # less, where drafts were rejected
         new = self.block_pool.get_new_blocks(max(0, self.geometry.pages(num_tokens) - len(row)))
         row.extend(new)
-        self.counters["seals"] += self.geometry.sealed(num_tokens) - self.geometry.sealed(before)
+        self.counters["seals"] += self.geometry.sealed(live.slots) - self.geometry.sealed(before)
+        if live.request is not None:
+            self._watch_prefix(live, live.request, self.windows.pending(request_id, num_tokens))
         return new
 
     def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         """Remember whose row this is; its tokens are read when the request ends."""
-        self._requests[request.request_id] = request
         self.num_cached_block[request.request_id] = 0
+        live = self.live[request.request_id]
+        if live.request is None:
+            live.request = request
+            self._count_return(live, request)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """The request ended or was preempted: keep its row if it can be resumed, else give its pages back."""
         pages = self.req_to_blocks.pop(request_id, [])
         self.num_cached_block.pop(request_id, None)
-        written = self._slots.pop(request_id, 0)
-        request = self._requests.pop(request_id, None)
-        if not pages or request is None or not self._keeps_rows:
+        live = self.live.pop(request_id, None)
+        if not pages or live is None or live.request is None or not self._keeps_rows:
             return pages
-        # Tokens that are both computed and known: a step in flight when the request ends may have computed
-        # more than is known, and the last sampled token is known but not computed.
-        tokens = min(request.num_computed_tokens, request.num_tokens, written)
-        excess = pages[self.geometry.pages(tokens) :]
-        keep = pages[: len(pages) - len(excess)]
-        hashes = page_hashes(request.block_hashes, self.block_pool, self.geometry.page_tokens)
-        if keep and self.resident.add(request_id, keep, tokens, written, hashes):
-            row = self.resident.rows()[-1]
-            self.windows.hold(row, request.block_hashes, row.targets)
-            return excess
-        return pages
+        tokens = live.known_tokens()
+        kept = [page.block_id for page in pages[: self.geometry.pages(tokens)]]
+        hashes = self._offers.hashes(live.request)
+        if not kept or not self.resident.add(request_id, kept, tokens, live.slots, hashes, live.raw_from):
+            return pages
+        row = self.resident.newest()
+        self.windows.hold(row, live.request.block_hashes, row.targets)
+        self.room.enforce_share()
+        return pages[len(kept) :]
 
     def new_step_starts(self) -> None:
         """Once a step, before anything is scheduled."""
+        self._step += 1
+        self._offer = None
         if self._check:
             self.check_integrity()
 
-    # ---- idle conversations ---------------------------------------------------------------------------
+    # ---- admission ------------------------------------------------------------------------------------
 
-    def _make_room(self, pages: int, spare: Row[KVCacheBlock] | None = None) -> bool:
-        """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""
-        evictable = self.resident.pages - (len(spare.pages) if spare else 0) + self.windows.releasable(spare)
-        if self.block_pool.get_num_free_blocks() + evictable < pages:
-            return False
-        while self.block_pool.get_num_free_blocks() < pages and (row := self.resident.oldest(spare)):
-            self._evict(row)
-        return True
+    def outstanding(self) -> int:
+        """Pages that running requests may still ask for."""
+        return sum(
+            max(0, self.geometry.pages(self.final_length(name)) - len(row))
+            + self.windows.outstanding(name, self.final_length(name))
+            for name, row in self.req_to_blocks.items()
+        )
 
-    def _evict(self, row: Row[KVCacheBlock]) -> None:
-        self.block_pool.free_blocks(reversed(self.resident.take(row)))
-        self.windows.release(row)
-        self.counters["evictions"] += 1
+    def _accepted(self, new_computed_blocks: Sequence[KVCacheBlock]) -> Offer | None:
+        if not new_computed_blocks:
+            return None
+        if self._offer is None or self._offer.ticket is not new_computed_blocks[0]:
+            raise CacheIntegrityError("a request continues a row that was not offered to it in this step")
+        return self._offer
+
+    def _missing(self, request_id: str, num_tokens: int, offer: Offer | None) -> int:
+        """Pages to be found for a request to hold ``num_tokens``."""
+        needed = self.geometry.pages(num_tokens)
+        if offer is None:
+            return max(0, needed - len(self.req_to_blocks.get(request_id, ())))
+        resumed = self.geometry.resumed_pages(offer.length)
+        if offer.forks:
+            return needed - (resumed - self.geometry.ring_entries(offer.length))
+        # What lies beyond the resumed length is given back first, which frees what has no other owner.
+        row = offer.row.pages if offer.row else []
+        freed = sum(page is not None and self.block_pool.blocks[page].ref_cnt == 1 for page in row[resumed:])
+        return max(0, needed - min(resumed, len(row)) - freed)
+
+    def _fits(self, request_id: str, num_tokens: int, offer: Offer | None, beside: int) -> bool:
+        """Whether there is, or can be, room for a new request. One that fits, but not beside the row that it
+        continues, has that row evicted: it will be asked about again, without."""
+        spare = offer.row if offer else None
+        final, others = num_tokens, beside
+        if self.room.policy.reserve:
+            final = max(num_tokens, self.final_length(request_id))
+            others = self.outstanding() + self.windows.most(final)
+            others -= self.windows.passed_on(spare) if spare and not spare.shared else 0
+        if self._missing(request_id, final, offer) + others <= self.room.available(spare):
+            return True
+        if spare and self.geometry.pages(final) + others <= self.room.available():
+            self.room.evict(spare)
+        return False
+
+    # ---- taking over and forking ------------------------------------------------------------------------
+
+    def _raw_from(self, offer: Offer) -> int:
+        """The first position that the ring of whoever accepts the offer can hold."""
+        if offer.row is None or offer.forks:
+            return self.geometry.raw_start(offer.length)
+        # What lay beyond the resumed length is forgotten, but not what it had overwritten.
+        return max(offer.row.raw_from, self.geometry.oldest_raw(offer.row.written))
+
+    def _take_over(self, offer: Offer) -> list[KVCacheBlock]:
+        row = offer.row
+        if row is None:
+            raise CacheIntegrityError("only an idle row can be taken over")
+        pages = self.room.blocks(self.resident.take(row))
+        self.windows.release(row)  # their managers take them over in this same call of vLLM's
+        held = self.geometry.resumed_pages(offer.length)
+        self.block_pool.free_blocks(reversed(pages[held:]))
+        self.counters["takeovers"] += 1
+        self.counters["rewinds"] += offer.length < max(row.targets)
+        return pages[:held]
+
+    def _fork(self, offer: Offer) -> list[KVCacheBlock]:
+        """A row that shares the source's sealed pages and holds copies of the raw tokens that it needs."""
+        # The window layers' managers may get their turn after this has taken pages from the pool.
+        self.block_pool.touch(offer.beside)
+        source = self._source_pages(offer)
+        sealed = source[self.geometry.ring_pages : self.geometry.resumed_pages(offer.length)]
+        shared = self.room.blocks(page for page in sealed if page is not None)
+        self.block_pool.touch(shared)
+        self.resident.mark_forked(page.block_id for page in shared)
+        ring = self.block_pool.get_new_blocks(self.geometry.ring_entries(offer.length))
+        for entry in self.geometry.raw_entries(offer.length):
+            self._copy(source[entry], ring[entry])
+        self.block_pool.free_blocks(reversed(offer.beside))
+        if offer.row:
+            self.resident.touch(offer.row)
+        self.counters["forks"] += 1
+        return ring + shared
+
+    def _source_pages(self, offer: Offer) -> list[int | None]:
+        if offer.row is not None:
+            return offer.row.pages
+        if offer.source is None:
+            raise CacheIntegrityError("an offer without a source")
+        return [page.block_id for page in self.req_to_blocks[offer.source]]
+
+    def _copy(self, source: int | None, target: KVCacheBlock) -> None:
+        """Have the worker copy a page before the step runs; vLLM gives the two extra references back."""
+        if source is None:
+            raise CacheIntegrityError("a raw token's page is missing from the row that is forked")
+        pair = (self.block_pool.blocks[source], target)
+        self.block_pool.touch(pair)
+        self._pending_cow_copies.append(pair)
+
+    # ---- prefixes that several conversations share ------------------------------------------------------
+
+    def _watch_prefix(self, live: Live, request: Request, pending: int) -> None:
+        """Keep the prefix that a request has just left behind, if another conversation had it before and if
+        there is room beside ``pending`` pages."""
+        length = self.geometry.prefix_length(live.next_prefix)
+        if request.num_computed_tokens < length:
+            return
+        live.next_prefix += 1
+        index = length // self.geometry.page_tokens - 1
+        prompt, hashes = request.prompt_token_ids, self._offers.hashes(request)
+        if prompt is None or length > len(prompt) or index >= len(hashes):
+            return
+        shared = self._prefixes.shared(hashes[index], Prompt.of(hashes, prompt, self.geometry.page_tokens))
+        intact = (
+            self.geometry.can_rewind(request.num_computed_tokens, length)
+            and self.geometry.raw_start(length) >= live.raw_from
+        )
+        if shared and intact and self._keeps_rows and not self.resident.has_prefix(hashes[index]):
+            self._keep_prefix(request, length, hashes[index], pending)
+
+    def _keep_prefix(self, request: Request, length: int, prefix: Any, pending: int) -> None:
+        name = request.request_id
+        row, entries = self.req_to_blocks[name], self.geometry.raw_entries(length)
+        if self.room.policy.reserve and len(entries) + self.outstanding() > self.room.available():
+            return
+        if not self.room.make(len(entries) + pending + self.room.policy.headroom):
+            return
+        pages: list[int | None] = [None] * self.geometry.ring_pages
+        for entry, page in zip(entries, self.block_pool.get_new_blocks(len(entries)), strict=True):
+            pages[entry] = page.block_id
+            self._copy(row[entry].block_id, page)
+        shared = row[self.geometry.ring_pages : self.geometry.resumed_pages(length)]
+        self.block_pool.touch(shared)
+        pages += [page.block_id for page in shared]
+        if shorter := self.resident.unused_prefix(name):  # the longer one serves whoever shares it
+            self.room.drop(shorter)
+        self.resident.add_prefix(name, pages, length, prefix, self._step)
+        self.windows.hold(self.resident.newest(), request.block_hashes, [length])
+        self.counters["prefixes"] += 1
+        self.room.enforce_share()
+
+    def _count_return(self, live: Live, request: Request) -> None:
+        """Was this a conversation that had been evicted?"""
+        hashes = self._offers.hashes(request)
+        again = self.room.lost.returned(hashes, self.geometry.page_tokens, live.resumed)
+        self.counters["misses"] += again > 0
+        self.counters["reprefilled_tokens"] += max(0, again)
+
+    # ---- idle rows ------------------------------------------------------------------------------------
 
     @contextmanager
     def keeping_nothing(self) -> Iterator[None]:
@@ -181,56 +345,50 @@ class RaggedManager(SingleTypeKVCacheManager):
         finally:
             self._keeps_rows = True
 
-    def evict_all(self) -> int:
-        """Drop every idle conversation. Returns how many there were."""
-        rows = self.resident.rows()
-        for row in rows:
-            self._evict(row)
-        return len(rows)
+    def evict(self, rows: Iterable[Row] | None = None) -> tuple[int, int]:
+        """Drop idle rows, by default all. Returns how many there were and the pages that this freed."""
+        chosen = self.resident.rows() if rows is None else list(rows)
+        before = self.block_pool.get_num_free_blocks()
+        for row in chosen:
+            self.room.evict(row)
+        return len(chosen), self.block_pool.get_num_free_blocks() - before
 
     # ---- looking in -----------------------------------------------------------------------------------
 
-    def snapshot(self) -> CacheSnapshot:
-        """What is in the pool now. Safe to call from another thread: it only copies."""
+    def slots(self, request_id: str) -> int:
+        """Tokens of a running request that have a slot."""
+        return self.live[request_id].slots if request_id in self.live else 0
+
+    def held_rows(self) -> tuple[dict[str, list[int]], list[Row]]:
+        """Page ids of the running requests, and the rows that nobody is using. Copies."""
+        running = {name: [block.block_id for block in row] for name, row in list(self.req_to_blocks.items())}
+        return running, self.resident.rows()
+
+    def occupancy(self) -> Occupancy:
+        """What is in the pool now."""
         now = time.monotonic()
-        sequences = [
-            SequenceState(
-                name,
-                "running",
-                slots,
-                self.geometry.sealed(slots),
-                len(self.req_to_blocks.get(name, ())) + self.windows.running(name),
-                None,
-            )
-            for name, slots in list(self._slots.items())
+        running, idle = self.held_rows()
+        holdings = [
+            Holding(name, "running", self.slots(name), row, beside=self.windows.running(name))
+            for name, row in running.items()
         ]
-        for row in self.resident.rows():
-            sealed = self.geometry.sealed(row.tokens)
-            pages = len(row.pages) + self.windows.held(row)
-            sequences.append(SequenceState(row.name, "resident", row.tokens, sealed, pages, now - row.since))
-        return CacheSnapshot(
+        for row in idle:
+            state = "prefix" if row.shared else "resident"
+            beside = self.windows.held(row)
+            holdings.append(Holding(row.name, state, row.tokens, list(row.pages), now - row.since, beside))
+        return Occupancy(
+            holdings,
             total_pages=self.block_pool.num_gpu_blocks - 1,
             free_pages=self.block_pool.get_num_free_blocks(),
-            sequences=sequences,
             counters=dict(self.counters),
         )
 
+    def snapshot(self) -> CacheSnapshot:
+        """The same, counted."""
+        return self.occupancy().snapshot(self.geometry)
+
     def check_integrity(self) -> None:
-        """Raise CacheIntegrityError unless every page has one owner and every row its exact length."""
+        """Raise CacheIntegrityError unless every page has its exact number of owners and every row its exact
+        length. Between steps only: within one, copies hold references of their own."""
         self.resident.check_integrity()
-        pages = [block for row in self.resident.rows() for block in row.pages]
-        for name, row in self.req_to_blocks.items():
-            expected = self.geometry.pages(self._slots.get(name, 0))
-            if len(row) != expected:
-                raise CacheIntegrityError(
-                    f"request {name} holds {len(row)} pages, the formula says {expected}"
-                )
-            pages.extend(row)
-        if len({block.block_id for block in pages}) != len(pages):
-            raise CacheIntegrityError("a page has two owners")
-        if any(block.ref_cnt != 1 or block.is_null for block in pages):
-            raise CacheIntegrityError("an owned page is not referenced exactly once")
-        owned = len(pages) + self.windows.in_use()
-        total, free = self.block_pool.num_gpu_blocks - 1, self.block_pool.get_num_free_blocks()
-        if free + owned != total:
-            raise CacheIntegrityError(f"{total - free - owned} of {total} pages have no owner")
+        integrity.check(self)

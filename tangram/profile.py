@@ -179,9 +179,17 @@ def _matrix(value: Any, name: str, path: str | Path, high: float) -> Matrix:
 
 def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:
     """The profile that a configuration names, or the uniform one."""
-    if config.profile is None or config.scope == "uniform":
+    if config.profile is None:
         return Profile.uniform(shape.layers, shape.kv_heads)
     return Profile.load(config.profile, shape.layers, shape.kv_heads)
+
+
+def in_force(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Profile:
+    """The profile that decides: ``profile`` (default: the one that the configuration names), save in scope
+    ``uniform``, where no profile does."""
+    if config.scope == "uniform":
+        return Profile.uniform(shape.layers, shape.kv_heads)
+    return load_profile(config, shape) if profile is None else profile
 
 
 def default_group_size(layers: int, kv_heads: int) -> int:
@@ -189,26 +197,39 @@ def default_group_size(layers: int, kv_heads: int) -> int:
     return max(1, layers * kv_heads // 6)
 
 
-def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Geometry:
-    """The cache's arithmetic for a model: budgets, cut into tiers, rounded to pages."""
-    profile = load_profile(config, shape) if profile is None else profile
-    budgets = profile.budgets(config.retention, config.alpha)
+def group_size(config: TangramConfig, shape: ModelShape) -> int:
+    """Head slots of a page. In scope ``layer`` at most a layer's KV heads: a group never leaves its layer, so
+    more slots could only be empty.
+
+    Raises:
+        ConfigError: more heads were asked for than the model has.
+    """
     total = shape.layers * shape.kv_heads
-    window_block = shape.window_block(config.page_tokens)
-    window_block_bytes = window_block * shape.window_state_bytes
+    window_block_bytes = shape.window_block(config.page_tokens) * shape.window_state_bytes
     slot = config.page_tokens * 2 * shape.head_size * shape.itemsize
     # No smaller than what one window layer needs of a page: smaller groups would leave the rest of it empty.
     least = min(total, ceil_div(window_block_bytes, slot))
     group = config.group_size or max(default_group_size(shape.layers, shape.kv_heads), least)
     if group > total:
         raise ConfigError("group_size", f"must be at most the model's {total} heads, not {group}")
+    return min(group, shape.kv_heads) if config.scope == "layer" else group
+
+
+def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Geometry:
+    """The cache's arithmetic for a model: budgets, cut into tiers, rounded to pages.
+
+    The group size need not divide the heads (of the model, or of a layer in scope ``layer``): the last tier
+    of a run of heads then has fewer members, and its pages have empty member slots.
+    """
+    budgets = in_force(config, shape, profile).budgets(config.retention, config.alpha)
+    group = group_size(config, shape)
+    window_block = shape.window_block(config.page_tokens)
     groups = [
         block[start : start + group]
         for block in _blocks(config.scope, budgets)
         for start in range(0, len(block), group)
     ]
     tiers = tuple(Tier(_keep(config, budgets, heads), tuple(heads)) for heads in groups)
-    width = max(len(tier.heads) for tier in tiers)
     return Geometry(
         layers=shape.layers,
         kv_heads=shape.kv_heads,
@@ -218,9 +239,9 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
         chunk=config.chunk,
         window=config.window,
         rewind=config.rewind,
-        group_size=min(group, width),
+        group_size=group,
         tiers=tiers,
-        window_block_bytes=window_block_bytes,
+        window_block_bytes=window_block * shape.window_state_bytes,
         window_layers=shape.window_layers,
         window_block_tokens=window_block,
         window_span=shape.window_span,

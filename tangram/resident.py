@@ -1,139 +1,255 @@
-"""Rows of idle conversations, kept until their pages are needed.
+"""Rows that no request is using now: idle conversations, and prefixes that several conversations share.
 
-Pure bookkeeping: pages are opaque, nothing here knows vLLM. A row is found by the block hashes of its
+Pure bookkeeping: pages are numbers, nothing here knows vLLM. A row is found by the block hashes of its
 token prefix, which chain over the whole prefix and include the request's ``cache_salt``: nobody else's
 prompt can produce them.
+
+A page may lie in several rows: sealed pages are shared by reference count. What evicting would free is
+therefore counted here, not summed: a page is *releasable* when only rows of this module hold it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from tangram.errors import CacheIntegrityError
 from tangram.geometry import Geometry
 
-P = TypeVar("P")
-
 
 @dataclass(eq=False)
-class Row(Generic[P]):
-    """An idle conversation's pages.
+class Row:
+    """A row that no request is using.
 
     Attributes:
         name: the request that left it, for people.
-        pages: the row, in order; ``geometry.pages(tokens)`` or, after a step that was cut short, more.
+        pages: the row, in order; None where a shared prefix needs no page of the ring.
         tokens: tokens of known identity that are in the cache.
         written: tokens that the ring was written for, at least ``tokens``.
+        raw_from: the first position that the ring can hold; a fork copies no more than it needs.
         targets: resumable lengths (multiples of a page) to the block hash of that prefix.
+        shared: a prefix for others to copy, not a conversation for one to take over.
+        used: whether anybody continued it.
+        step: the scheduler's step in which it was made; its copies run with that step.
     """
 
     name: str
-    pages: list[P]
+    pages: list[int | None]
     tokens: int
     written: int
+    raw_from: int
     targets: dict[int, Hashable]
     since: float = field(default_factory=time.monotonic)
+    shared: bool = False
+    used: bool = False
+    step: int = -1
+
+    def held(self) -> list[int]:
+        """The pages that the row owns a reference to."""
+        return [page for page in self.pages if page is not None]
 
 
-class ResidentRows(Generic[P]):
-    """Least recently used order of rows, and an index from prefix hash to the rows that continue it."""
+class ResidentRows:
+    """Least recently used order of rows, and an index from prefix hash to the rows that continue it.
 
-    def __init__(self, geometry: Geometry, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        geometry: the cache's arithmetic.
+        references: owners of a page, rows of this object and running requests together.
+        observed: tokens before a seal boundary whose queries the scorer must have seen, and which are not
+            kept with a row: a request that resumes among them starts before them. 0 for none.
+        clock: seconds, for the age of rows.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        references: Callable[[int], int] = lambda page: 1,
+        observed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._geometry = geometry
+        self._references = references
         self._clock = clock
-        self._rows: OrderedDict[int, Row[P]] = OrderedDict()
-        self._by_hash: dict[Hashable, list[Row[P]]] = {}
-        self.pages = 0
+        self.observed = observed
+        self._rows: OrderedDict[int, Row] = OrderedDict()
+        self._by_hash: dict[Hashable, list[Row]] = {}
+        self._holds: dict[int, int] = {}  # page -> rows of this object that hold it
+        self._forked: set[int] = set()  # pages that may have owners elsewhere
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows(self) -> list[Row[P]]:
+    def rows(self) -> list[Row]:
         """All rows, the next one to be evicted first."""
         return list(self._rows.values())
 
-    def resumable(self, tokens: int, written: int) -> range:
-        """Lengths, multiples of a page, from which a row of ``tokens`` can be resumed, rising. Only the last
-        ``rewind`` tokens: resuming further back would destroy more history than it saves."""
+    def newest(self) -> Row:
+        """The row that was kept, or used, last."""
+        return next(reversed(self._rows.values()))
+
+    # ---- where a sequence can be resumed ----------------------------------------------------------------
+
+    def resumable(self, tokens: int, written: int, raw_from: int = 0) -> list[int]:
+        """Lengths, multiples of a page, from which a row of ``tokens`` can be resumed, rising. Those that
+        serve a prompt which leaves the row within its last ``rewind`` tokens, and no others: resuming further
+        back would destroy more history than it saves."""
         size = self._geometry.page_tokens
         last = tokens // size * size
-        first = last
-        while first - size >= max(size, tokens - self._geometry.rewind) and self._geometry.can_rewind(
-            written, first - size
-        ):
-            first -= size
-        usable = last >= size and self._geometry.can_rewind(written, last)
-        return range(first, last + 1, size) if usable else range(0)
+        first = max(size, (tokens - self._geometry.rewind) // size * size)
+        lengths = {self._observable(n) for n in range(min(first, last), last + 1, size)}
+        return sorted(
+            n
+            for n in lengths
+            if n >= size and self._geometry.can_rewind(written, n) and self._geometry.raw_start(n) >= raw_from
+        )
 
-    def add(self, name: str, pages: list[P], tokens: int, written: int, hashes: Sequence[Hashable]) -> bool:
-        """Keep a row. ``hashes[i]`` names the prefix of ``(i + 1) * page_tokens`` tokens.
+    def furthest_back(self) -> int:
+        """Tokens before its end from which on a row can be resumed, at most."""
+        return self._geometry.rewind + self._geometry.page_tokens + self.observed
+
+    def _observable(self, n: int) -> int:
+        """``n``, or the length from which on the scorer sees all that it needs at the next boundary (at
+        ``n`` itself, where that is one)."""
+        if not self.observed:
+            return n
+        boundary = n if self._geometry.sealing(n) is not None else self._geometry.next_boundary(n)
+        return min(n, boundary - self.observed)
+
+    # ---- rows come and go -------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        pages: Iterable[int],
+        tokens: int,
+        written: int,
+        hashes: Sequence[Hashable],
+        raw_from: int = 0,
+    ) -> bool:
+        """Keep an idle conversation. ``hashes[i]`` names the prefix of ``(i + 1) * page_tokens`` tokens.
 
         Returns:
             Whether it was kept: a row that cannot be resumed is not.
         """
         size = self._geometry.page_tokens
         tokens = min(tokens, len(hashes) * size + size - 1)
-        targets = {length: hashes[length // size - 1] for length in self.resumable(tokens, written)}
-        if not targets:
-            return False
-        row = Row(name, pages, tokens, written, targets, self._clock())
+        lengths = self.resumable(tokens, written, raw_from)
+        targets = {length: hashes[length // size - 1] for length in lengths}
+        if targets:
+            self._insert(Row(name, list(pages), tokens, written, raw_from, targets, self._clock()))
+        return bool(targets)
+
+    def add_prefix(
+        self, name: str, pages: list[int | None], length: int, prefix: Hashable, step: int
+    ) -> None:
+        """Keep a prefix of ``length`` tokens for others to continue."""
+        raw, targets = self._geometry.raw_start(length), {length: prefix}
+        row = Row(name, pages, length, length, raw, targets, self._clock(), shared=True, step=step)
+        self._insert(row)
+        self.mark_forked(row.held())
+
+    def _insert(self, row: Row) -> None:
         self._rows[id(row)] = row
-        for prefix in targets.values():
+        for prefix in row.targets.values():
             self._by_hash.setdefault(prefix, []).append(row)
-        self.pages += len(pages)
-        return True
+        for page in row.held():
+            self._holds[page] = self._holds.get(page, 0) + 1
 
-    def find(self, hashes: Sequence[Hashable], limit: int) -> tuple[Row[P], int] | None:
-        """The longest kept prefix of at most ``limit`` tokens.
-
-        Returns:
-            The row and the length to resume from; among rows that offer the same length the one that loses
-            least by it. None when there is none.
-        """
-        size = self._geometry.page_tokens
-        for count in range(min(len(hashes), limit // size), 0, -1):
-            rows = self._by_hash.get(hashes[count - 1])
-            if rows:
-                return min(rows, key=lambda row: row.tokens), count * size
-        return None
-
-    def owner(self, page: P) -> Row[P] | None:
-        """The row whose first page this is."""
-        return next((row for row in self._rows.values() if row.pages[0] is page), None)
-
-    def take(self, row: Row[P]) -> list[P]:
-        """Remove a row and hand over its pages."""
+    def take(self, row: Row) -> list[int]:
+        """Remove a row and hand over its references."""
         del self._rows[id(row)]
         for prefix in row.targets.values():
             rows = self._by_hash[prefix]
             rows.remove(row)
             if not rows:
                 del self._by_hash[prefix]
-        self.pages -= len(row.pages)
-        return row.pages
+        pages = row.held()
+        for page in pages:
+            self._holds[page] -= 1
+            if not self._holds[page]:
+                del self._holds[page]
+        return pages
 
-    def oldest(self, spare: Row[P] | None = None) -> Row[P] | None:
+    def touch(self, row: Row) -> None:
+        """The row was used: it is evicted last."""
+        self._rows.move_to_end(id(row))
+        row.since = self._clock()
+        row.used = True
+
+    def mark_forked(self, pages: Iterable[int]) -> None:
+        """These pages have, or may get, owners beside the rows of this object."""
+        self._forked = {page for page in self._forked if self._references(page) > 1}
+        self._forked.update(pages)
+
+    # ---- looking for rows -------------------------------------------------------------------------------
+
+    def find(self, hashes: Sequence[Hashable], limit: int, step: int = 0) -> tuple[Row, int] | None:
+        """The longest kept prefix of at most ``limit`` tokens.
+
+        Returns:
+            The row and the length to resume from; among rows that offer the same length a conversation
+            before a shared prefix, and the one that loses least by it. None when there is none. A prefix made
+            in this ``step`` is passed over: its copies have not run.
+        """
+        size = self._geometry.page_tokens
+        for count in range(min(len(hashes), limit // size), 0, -1):
+            found = self._by_hash.get(hashes[count - 1])
+            rows = [row for row in found if row.step != step] if found else None
+            if rows:
+                return min(rows, key=lambda row: (row.shared, row.tokens)), count * size
+        return None
+
+    def unused_prefix(self, name: str) -> Row | None:
+        """The prefix that a request left for others, if it did and nobody continued it yet."""
+        return next((r for r in self._rows.values() if r.shared and not r.used and r.name == name), None)
+
+    def has_prefix(self, prefix: Hashable) -> bool:
+        """Whether a shared row ends with this prefix."""
+        return any(row.shared for row in self._by_hash.get(prefix, ()))
+
+    def named(self, name: str) -> Row | None:
+        """The row that a request of that name left."""
+        return next((row for row in self._rows.values() if row.name == name), None)
+
+    def oldest(self, spare: Row | None = None) -> Row | None:
         """The row to evict next, never ``spare``."""
         return next((row for row in self._rows.values() if row is not spare), None)
+
+    # ---- counting ---------------------------------------------------------------------------------------
+
+    def releasable(self, spare: Row | None = None) -> int:
+        """Pages that evicting all rows but ``spare`` would free."""
+        elsewhere = sum(self._references(page) > self._holds.get(page, 0) > 0 for page in self._forked)
+        spared = sum(self._only_here(page) for page in spare.held()) if spare else 0
+        return len(self._holds) - elsewhere - spared
+
+    def _only_here(self, page: int) -> bool:
+        return page not in self._forked or self._references(page) <= self._holds.get(page, 0)
 
     def check_integrity(self) -> None:
         """Raise CacheIntegrityError when the index, the counts and the rows contradict each other."""
         rows = self.rows()
-        pages = [id(page) for row in rows for page in row.pages]
-        if len(pages) != self.pages or len(set(pages)) != len(pages):
-            raise CacheIntegrityError(
-                f"resident rows hold {len(pages)} pages, counted {self.pages}, or share one"
-            )
+        holds: dict[int, int] = {}
+        for row in rows:
+            pages = row.held()
+            if len(set(pages)) != len(pages):
+                raise CacheIntegrityError(f"row {row.name} holds a page twice")
+            for page in pages:
+                holds[page] = holds.get(page, 0) + 1
+        if holds != self._holds:
+            raise CacheIntegrityError(f"resident rows hold {len(holds)} pages, counted {len(self._holds)}")
+        if any(self._references(page) > count and page not in self._forked for page, count in holds.items()):
+            raise CacheIntegrityError("a page of a resident row has an owner that nobody was told of")
         indexed = sorted((id(row), hash(prefix)) for prefix, found in self._by_hash.items() for row in found)
         expected = sorted((id(row), hash(prefix)) for row in rows for prefix in row.targets.values())
         if indexed != expected:
             raise CacheIntegrityError("the prefix index does not match the resident rows")
         for row in rows:
-            if len(row.pages) < self._geometry.pages(row.tokens):
+            # A prefix that ends at a boundary has no chunk sealed there: whoever continues it seals that.
+            needed = self._geometry.resumed_pages if row.shared else self._geometry.pages
+            if len(row.pages) < needed(row.tokens):
                 raise CacheIntegrityError(
                     f"row {row.name} has {len(row.pages)} pages for {row.tokens} tokens"
                 )

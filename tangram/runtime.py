@@ -16,7 +16,8 @@ from tangram.config import TangramConfig
 from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
 from tangram.layers import layer_kinds
-from tangram.profile import ModelShape, Profile, build_geometry, load_profile
+from tangram.profile import ModelShape, Profile, build_geometry, in_force
+from tangram.support import check_supported
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,10 +34,12 @@ class Runtime:
 
     @classmethod
     def from_vllm(cls, vllm_config: VllmConfig) -> Runtime:
-        """Derive all of it. Raises ConfigError or ProfileError when they cannot fit this model."""
+        """Derive all of it. Raises UnsupportedError for what vLLM was asked and the ragged cache cannot give,
+        ConfigError or ProfileError when our own settings cannot fit this model."""
+        check_supported(vllm_config)
         config = TangramConfig.from_additional_config(vllm_config.additional_config)
         shape = model_shape(vllm_config)
-        profile = load_profile(config, shape)
+        profile = in_force(config, shape)
         return cls(config, shape, profile, build_geometry(config, shape, profile))
 
     def row(self, layer: int) -> int:
@@ -58,21 +61,10 @@ class Runtime:
         return self.profile.budgets(self.config.retention, self.config.alpha)
 
 
-def cache_dtype(vllm_config: VllmConfig) -> torch.dtype:
-    """Element type of the cache; only the model's own is supported."""
-    kind = vllm_config.cache_config.cache_dtype
-    model: torch.dtype = vllm_config.model_config.dtype
-    if kind not in ("auto", str(model).removeprefix("torch.")):
-        raise UnsupportedError(
-            f"kv-cache-dtype {kind} cannot be used with the ragged cache: leave it at auto"
-        )
-    return model
-
-
 def model_shape(vllm_config: VllmConfig) -> ModelShape:
     """The attention shape of the model that vLLM is about to serve."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    dtype = cache_dtype(vllm_config)
+    dtype: torch.dtype = model.dtype  # check_supported refuses another type of cache
     kinds = layer_kinds(model.hf_text_config, model.get_num_layers(parallel))
     kv_heads, head_size = model.get_num_kv_heads(parallel), model.get_head_size()
     shape = ModelShape(

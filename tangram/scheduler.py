@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
+from tangram.config import TangramConfig
 from tangram.control import ControlServer, socket_path
-from tangram.errors import UnsupportedError
+from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
 from tangram.manager import RaggedManager
+from tangram.reasons import told
+from tangram.room import Policy
+from tangram.support import check_supported
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 logger = init_logger(__name__)
 
@@ -20,34 +30,87 @@ logger = init_logger(__name__)
 class TangramScheduler(AsyncScheduler):
     """Clips prefill steps, counts preemptions, and answers the endpoints' questions."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        with told():
+            check_supported(vllm_config)
+            super().__init__(vllm_config, *args, **kwargs)
+            self.manager = self._find_managers()
+            self._check_capacity()
+        self.preemptions = 0
+        # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
+        self.need_mamba_block_aligned_split = True
+        # The control server's thread looks into what the scheduler's thread changes.
+        self._lock = threading.RLock()
+        self._control = ControlServer(
+            socket_path(self.vllm_config.instance_id),
+            {"memory": self._memory, "evict": self._evict, "ping": lambda _: {}},
+        )
+
+    def _find_managers(self) -> RaggedManager:
+        """Our manager, told how to do its work and who stands beside it."""
         coordinator = self.kv_cache_manager.coordinator
         own = [m for m in coordinator.single_type_managers if isinstance(m, RaggedManager)]
         others = [m for m in coordinator.single_type_managers if not isinstance(m, RaggedManager)]
         if len(own) != 1 or any(type(manager) is not SlidingWindowManager for manager in others):
             raise UnsupportedError(
-                "this model has layers that use neither the ragged cache nor a sliding window (MLA, Mamba "
-                "and encoder-decoder models are not supported), or the attention backend is not Tangram's: "
-                "start the engine with `tangram serve`"
+                "this model has layers that use neither the ragged cache nor a sliding window, or the "
+                "attention backend is not Tangram's: start the engine with `tangram serve`, and models with "
+                "other layers with stock vLLM"
             )
-        parallel = self.vllm_config.parallel_config
-        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-            raise UnsupportedError("tensor and pipeline parallelism cannot be used with the ragged cache yet")
-        if self.num_spec_tokens:
-            raise UnsupportedError("speculative decoding cannot be used with the ragged cache yet")
-        if self.connector is not None:
-            raise UnsupportedError("KV connectors cannot be used with the ragged cache")
-        self.manager: RaggedManager = own[0]
-        if others:
-            self.manager.windows = Windows.of(coordinator, self.manager.geometry)
-        self.manager.headroom = self.kv_cache_manager.watermark_blocks
-        self.preemptions = 0
-        # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
-        self.need_mamba_block_aligned_split = True
-        self._control = ControlServer(
-            socket_path(self.vllm_config.instance_id), {"memory": self._memory, "ping": lambda _: {}}
+        manager = own[0]
+        config = TangramConfig.from_additional_config(self.vllm_config.additional_config)
+        policy = Policy(
+            reserve=config.reserve,
+            resident_share=config.resident_share,
+            observed=config.observed,
+            headroom=self.kv_cache_manager.watermark_blocks,
         )
+        manager.configure(policy)
+        if others:
+            manager.room.windows = Windows.of(coordinator, manager.resident.furthest_back())
+        manager.final_length = self._final_length
+        return manager
+
+    def _check_capacity(self) -> None:
+        """One conversation of the greatest length must fit, or it would wait for ever."""
+        pages = self.manager.block_pool.num_gpu_blocks - 1
+        needed = self.manager.geometry.pages(self.max_model_len)
+        needed += self.manager.windows.most(self.max_model_len)
+        if needed > pages:
+            raise ConfigError(
+                "max_model_len",
+                f"a conversation of {self.max_model_len} tokens takes {needed} pages and the KV cache "
+                f"has {pages}: lower --max-model-len, or give the KV cache more memory",
+            )
+
+    def _final_length(self, request_id: str) -> int:
+        """Tokens that a request holds when it has generated all that it may; drafts go beyond its last."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return 0
+        return min(request.num_prompt_tokens + request.max_tokens + self.num_spec_tokens, self.max_model_len)
+
+    # ---- vLLM's own steps, one at a time ------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._lock:
+            return super().schedule(*args, **kwargs)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._lock:
+            return super().update_from_output(*args, **kwargs)
+
+    def add_request(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's."""
+        with self._lock:
+            super().add_request(*args, **kwargs)
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        with self._lock:
+            return super().finish_requests(*args, **kwargs)
 
     def _mamba_block_aligned_split(
         self,
@@ -67,8 +130,8 @@ class TangramScheduler(AsyncScheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Also drops the idle conversations, whose pages would keep vLLM from resetting; those too that vLLM
         makes idle by preempting what runs."""
-        self.manager.evict_all()
-        with self.manager.keeping_nothing():
+        with self._lock, self.manager.keeping_nothing():
+            self.manager.evict()
             return super().reset_prefix_cache(*args, **kwargs)
 
     def shutdown(self) -> None:
@@ -76,7 +139,23 @@ class TangramScheduler(AsyncScheduler):
         self._control.close()
         super().shutdown()
 
+    # ---- what the endpoints ask ---------------------------------------------------------------------------
+
     def _memory(self, _: dict[str, Any]) -> dict[str, Any]:
-        snapshot = self.manager.snapshot()
-        snapshot.counters["preemptions"] = self.preemptions
-        return snapshot.to_dict()
+        with self._lock:
+            occupancy = self.manager.occupancy()
+            occupancy.counters["preemptions"] = self.preemptions
+            running, waiting = self.get_request_counts()
+        return occupancy.snapshot(self.manager.geometry, running, waiting).to_dict()
+
+    def _evict(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Drop one idle row, those idle for a while, or all."""
+        with self._lock:
+            latest = time.monotonic() - float(call.get("idle_seconds", math.inf))
+            rows = [
+                row
+                for row in self.manager.resident.rows()
+                if call.get("all") or row.name == call.get("sequence") or row.since <= latest
+            ]
+            conversations, pages = self.manager.evict(rows)
+        return {"conversations": conversations, "pages": pages}

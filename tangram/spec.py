@@ -15,7 +15,7 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from tangram.errors import UnsupportedError
-from tangram.geometry import Geometry, ceil_div
+from tangram.geometry import Geometry
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -57,8 +57,8 @@ class RaggedSpec(FullAttentionSpec):
         )
 
     def max_num_blocks_per_req(self, vllm_config: VllmConfig, max_len: int) -> int:
-        """Length of a request's row. At least what vLLM's own slot mapping indexes."""
-        return max(self.geometry.pages(max_len), ceil_div(max_len, self.block_size))
+        """Length of a request's row."""
+        return self.geometry.row_width(max_len)
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """This layer's share of the longest request."""

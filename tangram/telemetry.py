@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry
 from tangram.profile import ModelShape
 
+KINDS = ("ring", "sealed", "resident", "prefix", "free")
+"""What a page can be held by: the raw tail or the sealed chunks of a running request, an idle conversation
+only, a shared prefix only, nobody. A page with several owners counts once, under the first of these."""
+
 
 @dataclass(frozen=True)
 class Sequence:
-    """A conversation in the pool.
+    """A row of pages in the pool.
 
     Attributes:
-        state: "running" or "resident" (idle, kept for its next turn).
+        state: "running", "resident" (idle, kept for its next turn) or "prefix" (kept to be shared).
         tokens: tokens with a slot in the cache, counted before compression.
-        idle_seconds: since when it is resident; None while running.
+        pages: of its row.
+        idle_seconds: since when it is idle; None while running.
+        shared_pages: of ``pages``, those that other rows hold too.
     """
 
     id: str
@@ -26,16 +33,26 @@ class Sequence:
     sealed_chunks: int
     pages: int
     idle_seconds: float | None
+    shared_pages: int = 0
 
 
 @dataclass(frozen=True)
 class CacheSnapshot:
-    """The scheduler's view of the pool at one moment."""
+    """The scheduler's view of the pool at one moment.
+
+    Attributes:
+        counters: since the engine's start.
+        pages: by kind, see ``KINDS``; adds up to ``total_pages``.
+        running, waiting: requests, as the scheduler counts them.
+    """
 
     total_pages: int
     free_pages: int
     sequences: list[Sequence]
     counters: dict[str, int]
+    pages: dict[str, int] = field(default_factory=dict)
+    running: int = 0
+    waiting: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -44,8 +61,93 @@ class CacheSnapshot:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> CacheSnapshot:
         """The inverse of :meth:`to_dict`."""
-        sequences = [Sequence(**sequence) for sequence in data["sequences"]]
-        return cls(int(data["total_pages"]), int(data["free_pages"]), sequences, dict(data["counters"]))
+        return cls(**{**data, "sequences": [Sequence(**sequence) for sequence in data["sequences"]]})
+
+    def held(self, *states: str) -> int:
+        """Sequences in any of these states."""
+        return sum(sequence.state in states for sequence in self.sequences)
+
+
+@dataclass(frozen=True)
+class TierUse:
+    """What the heads of one tier have in the pool, summed over sequences; each head has the same.
+
+    Attributes:
+        kept: tokens that the heads see.
+        pages: of the tier.
+        chunks: sealed chunks.
+        raw: of ``kept``, the tokens that are not sealed.
+    """
+
+    kept: int
+    pages: int
+    chunks: int
+    raw: int
+
+
+def tier_use(geometry: Geometry, sequences: Iterable[Sequence], tier: int) -> TierUse:
+    """Sum up one tier. What a sequence's row holds beyond its sealed chunks is its ring, in which every tier
+    has the same number of pages."""
+    chunks = raw = ring = 0
+    for seq in sequences:
+        chunks += seq.sealed_chunks
+        raw += max(0, seq.tokens - seq.sealed_chunks * geometry.chunk)
+        ring += (seq.pages - seq.sealed_chunks * geometry.pages_per_chunk) // geometry.num_tiers
+    keep = geometry.keep[tier]
+    pages = ring + chunks * keep // geometry.page_tokens
+    return TierUse(kept=chunks * keep + raw, pages=pages, chunks=chunks, raw=raw)
+
+
+def heads_report(geometry: Geometry, sequences: list[Sequence], budgets: list[list[float]]) -> dict[str, Any]:
+    """[layers][kv_heads] tables, summed over the sequences.
+
+    ``tokens_kept``: tokens that the head sees. ``pages``: of its tier; a page belongs to each head of its
+    tier, so this shows what a head's tier costs, not a partition, and a page that several sequences share
+    counts for each. ``waste``: token slots in those pages beyond what the head's own budget asks for and
+    keeps: ``pages * B - chunks * min(keep, budget * C) - raw``.
+    """
+    use = [tier_use(geometry, sequences, tier) for tier in range(geometry.num_tiers)]
+
+    def waste(tier: int, budget: float) -> float:
+        of = use[tier]
+        asked = of.chunks * min(float(geometry.keep[tier]), budget * geometry.chunk) + of.raw
+        return round(of.pages * geometry.page_tokens - asked, 3)
+
+    return {
+        "budget": budgets,
+        "tier": [list(row) for row in geometry.head_tier],
+        "tokens_kept": [[use[tier].kept for tier in row] for row in geometry.head_tier],
+        "pages": [[use[tier].pages for tier in row] for row in geometry.head_tier],
+        "waste": [
+            [waste(tier, budget) for tier, budget in zip(row, wanted, strict=True)]
+            for row, wanted in zip(geometry.head_tier, budgets, strict=True)
+        ],
+    }
+
+
+def model_report(shape: ModelShape) -> dict[str, Any]:
+    """The model, as every report names it."""
+    return {
+        "name": shape.name,
+        "layers": shape.layers,
+        "kv_heads": shape.kv_heads,
+        "head_size": shape.head_size,
+        "dtype": shape.dtype,
+        "max_model_len": shape.max_model_len,
+    }
+
+
+def pool_report(snapshot: CacheSnapshot, geometry: Geometry) -> dict[str, Any]:
+    """Pages of the pool by what holds them. ``resident_pages`` counts all that only idle rows hold."""
+    pages = dict.fromkeys(KINDS, 0) | snapshot.pages
+    return {
+        "total_pages": snapshot.total_pages,
+        "free_pages": snapshot.free_pages,
+        "running_pages": pages["ring"] + pages["sealed"],
+        "resident_pages": pages["resident"] + pages["prefix"],
+        "page_bytes": geometry.page_bytes,
+        "pages": pages,
+    }
 
 
 def memory_report(
@@ -55,97 +157,32 @@ def memory_report(
     config: TangramConfig,
     budgets: list[list[float]],
     now: float,
+    sequence: str | None = None,
 ) -> dict[str, Any]:
     """The body of ``GET /tangram/memory``: a heat map's worth of numbers for every head.
 
-    Tokens and pages of a head are sums over all sequences in the pool. A page belongs to each head of its
-    tier, so the map of pages shows what a head's tier costs, not a partition.
+    Args:
+        now: Unix seconds.
+        sequence: the id of one sequence, which ``heads``, ``sequences`` and the bytes are then restricted to
+            (there can be two: a preempted request leaves a row of its name); None sums over all.
     """
-    tier_tokens = [
-        sum(geometry.kept_tokens(seq.tokens, tier) for seq in snapshot.sequences)
-        for tier in range(geometry.num_tiers)
-    ]
-    tier_pages = [
-        sum(geometry.tier_pages(seq.tokens, tier) for seq in snapshot.sequences)
-        for tier in range(geometry.num_tiers)
-    ]
-    by_state = {
-        state: sum(seq.pages for seq in snapshot.sequences if seq.state == state)
-        for state in ("running", "resident")
-    }
+    pool = pool_report(snapshot, geometry)
+    chosen = [seq for seq in snapshot.sequences if sequence in (None, seq.id)]
+    used = (
+        pool["running_pages"] + pool["resident_pages"] if sequence is None else sum(s.pages for s in chosen)
+    )
     return {
         "time": now,
-        "model": {
-            "name": shape.name,
-            "layers": shape.layers,
-            "kv_heads": shape.kv_heads,
-            "head_size": shape.head_size,
-            "dtype": shape.dtype,
-            "max_model_len": shape.max_model_len,
-        },
+        "model": model_report(shape),
         "config": config.to_dict(),
         "geometry": geometry.to_dict(),
-        "pool": {
-            "total_pages": snapshot.total_pages,
-            "free_pages": snapshot.free_pages,
-            "running_pages": by_state["running"],
-            "resident_pages": by_state["resident"],
-            "page_bytes": geometry.page_bytes,
-        },
-        "heads": {
-            "budget": budgets,
-            "tier": [list(row) for row in geometry.head_tier],
-            "tokens_kept": [[tier_tokens[tier] for tier in row] for row in geometry.head_tier],
-            "pages": [[tier_pages[tier] for tier in row] for row in geometry.head_tier],
-        },
-        "sequences": [asdict(seq) for seq in snapshot.sequences],
-        "full_cache_bytes": sum(geometry.full_bytes(seq.tokens) for seq in snapshot.sequences),
-        "used_bytes": sum(seq.pages for seq in snapshot.sequences) * geometry.page_bytes,
+        "pool": pool,
+        "heads": heads_report(geometry, chosen, budgets),
+        "sequences": [asdict(seq) for seq in chosen],
+        # A prefix row holds tokens of conversations, which count them themselves.
+        "full_cache_bytes": sum(
+            geometry.full_bytes(seq.tokens) for seq in chosen if sequence is not None or seq.state != "prefix"
+        ),
+        "used_bytes": used * geometry.page_bytes,
         "counters": snapshot.counters,
-    }
-
-
-LENGTHS = (4096, 16384, 65536)
-"""Conversation lengths, tokens, at which a preview is worked out."""
-
-
-MANY_GROUPS = 12
-"""Page tables of sliding-window layers from which on a preview warns."""
-
-
-def preview_report(
-    geometry: Geometry, shape: ModelShape, budgets: list[list[float]], pool_bytes: int
-) -> dict[str, Any]:
-    """The body of ``POST /tangram/preview``: what a configuration would cost, from the formula alone."""
-    flat = [budget for row in budgets for budget in row]
-    kept = [tier.keep / geometry.chunk for tier in geometry.tiers]
-    # Tokens of a tier beyond what its members' own budgets ask for, as a share of what the tier keeps.
-    excess = sum(
-        max(0.0, kept[index] - budgets[layer][head])
-        for index, tier in enumerate(geometry.tiers)
-        for layer, head in tier.heads
-    )
-    total = sum(kept[index] * len(tier.heads) for index, tier in enumerate(geometry.tiers))
-    warnings = []
-    if geometry.group_size * 6 > geometry.layers * geometry.kv_heads:
-        warnings.append("groups of more than a sixth of all heads were seen to lose recall")
-    if geometry.budget < 0.2:
-        warnings.append("below a retention of 0.2 recall of details was seen to suffer")
-    if geometry.window_groups > MANY_GROUPS:
-        warnings.append(
-            f"the sliding-window layers need {geometry.window_groups} page tables a conversation, which "
-            "costs time at every step: pages of more tokens need fewer"
-        )
-    if max(flat) - min(flat) < 1e-9 and geometry.budget < 0.999:
-        warnings.append("no calibrated profile: all heads keep the same, which loses recall of details")
-    return {
-        "geometry": geometry.to_dict(),
-        "heads": {"budget": budgets},
-        "bytes_at": {str(n): geometry.bytes(n) for n in LENGTHS},
-        "full_bytes_at": {str(n): geometry.full_bytes(n) for n in LENGTHS},
-        "conversations_at": {str(n): pool_bytes // geometry.bytes(n) for n in LENGTHS},
-        "ring_bytes": geometry.ring_pages * geometry.page_bytes,
-        "row_width": geometry.pages(shape.max_model_len),
-        "fragmentation": min(1.0, excess / total),
-        "warnings": warnings,
     }

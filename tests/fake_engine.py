@@ -42,6 +42,7 @@ from tokenizers import Tokenizer
 
 from app.sse import EventStream
 from tangram.geometry import Geometry, Tier, ceil_div
+from tangram.predict import measure
 
 LOREM = """lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore
 et dolore magna aliqua ut enim ad minim veniam quis nostrud exercitation ullamco laboris nisi""".split()  # noqa: SIM905
@@ -274,20 +275,9 @@ class FakeEngine:
 
     def preview(self, changes: dict[str, Any]) -> dict[str, Any]:
         shape, budget = geometry(self.config, **changes)
-        lengths = (4096, 16384, 65536)
-        return {
-            "geometry": shape.to_dict(),
-            "heads": {"budget": budget},
-            "bytes_at": {str(n): shape.bytes(n) for n in lengths},
-            "full_bytes_at": {str(n): shape.full_bytes(n) for n in lengths},
-            "conversations_at": {
-                str(n): TOTAL_PAGES * self.geometry.page_bytes // shape.bytes(n) for n in lengths
-            },
-            "ring_bytes": shape.ring_pages * shape.page_bytes,
-            "row_width": shape.ring_pages + 65536 // shape.chunk * shape.pages_per_chunk,
-            "fragmentation": shape.padding,
-            "warnings": ["group_size: more than a sixth of all heads"] if shape.num_tiers < 6 else [],
-        }
+        warnings = ["group_size: more than a sixth of all heads"] if shape.num_tiers < 6 else []
+        found = measure(shape, budget, self.config.max_model_len, warnings=warnings)
+        return found.within(TOTAL_PAGES * self.geometry.page_bytes).to_dict()
 
     # ---- HTTP ------------------------------------------------------------------------------
 
@@ -326,11 +316,13 @@ class FakeEngine:
             return EventStream(self.generate(body))
 
         @app.get("/tangram/memory")
-        async def memory() -> dict[str, Any]:
-            return self.memory()
+        async def memory(request: Request) -> Response:
+            return refused(request) or JSONResponse(self.memory())
 
         @app.post("/tangram/preview")
         async def preview(request: Request) -> Response:
+            if answer := refused(request):
+                return answer
             try:
                 return JSONResponse(self.preview(await request.json()))
             except (ValueError, TypeError) as error:
@@ -455,8 +447,8 @@ def main() -> None:
     try:
         engine = FakeEngine(config)
     except ValueError as error:
-        print(f"ConfigError: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        print(f"tangram: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
     time.sleep(options.fake_start_seconds if config.alpha < 99 else 600)
     settings = uvicorn.Config(engine.app, host=options.host, port=options.port, log_level="info")
     if options.fake_deaf:

@@ -10,6 +10,8 @@ from pkgutil import iter_modules
 from fastapi import APIRouter
 
 import app.routes
+from app.metrics import Metrics
+from app.remote_engine import RemoteEngine
 from app.settings import Settings
 from tangram.cli import build_parser
 from tangram.config import TangramConfig
@@ -110,6 +112,42 @@ def test_documents_name_variables_that_are_read() -> None:
 
 def names_of_settings() -> set[str]:
     return set(Settings.model_fields) | {field.name for field in fields(TangramConfig)}
+
+
+def table_under(heading: str, document: str = "operations.md") -> list[list[str]]:
+    """The rows, split into cells, of all tables in a section of a document."""
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.*) \|$", section, flags=re.M)
+    return [re.split(r" \| |\| ", row) for row in rows]
+
+
+def test_operations_lists_every_setting_of_the_app_with_its_default() -> None:
+    listed = {}
+    for first, default, *_ in table_under("Settings"):
+        names = re.findall(r"`([A-Z_]+)`", first)
+        listed |= dict(zip(names, default.split(", ") if len(names) > 1 else [default], strict=False))
+    fields_of_app = Settings.model_fields
+    own = {"MODEL" if name == "model" else f"TANGRAM_{name.upper()}": name for name in fields_of_app}
+    assert own.keys() - listed.keys() == {"TANGRAM_HOME"}, "that one has a section of its own"
+    for variable, name in own.items():
+        default = fields_of_app[name].default
+        if variable in listed and default != "":
+            shown = listed[variable]
+            assert shown == (f"{default:g}" if isinstance(default, float) else str(default)), variable
+
+
+def test_operations_lists_every_metric_of_the_app(tmp_path: Path) -> None:
+    metrics = Metrics(RemoteEngine(Settings(home=tmp_path)))
+    made = {}
+    for family in metrics.registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        made[name] = family.type
+    listed = {}
+    for first, kind, *_ in table_under("Metrics"):
+        if found := re.match(r"`(tangram_chat_\w+)", first):
+            listed[found[1]] = kind
+    assert listed == made
 
 
 def test_documents_link_and_point_to_files_that_exist() -> None:

@@ -1,21 +1,18 @@
-"""Scorers rank the tokens of a chunk when it is sealed. One file each, one function each.
-
-A scorer takes keys ``[heads, tokens, head_size]`` in float32, as they lie in the cache (rotated), and
-returns scores ``[heads, tokens]``: the higher, the rather kept.
-"""
+"""Scorers rank the tokens of a chunk when it is sealed. One file each, behind the interface of
+:mod:`tangram.scorers.base`; docs/scorers.md says which to use when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-
 from tangram.errors import ConfigError
-from tangram.scorers.keydiff import keydiff
+from tangram.scorers import expected_attention, keydiff, knorm, random, snapkv, streamingllm, tova
+from tangram.scorers.base import Chunk, Need, Scorer
 
-Scorer = Callable[[torch.Tensor], torch.Tensor]
+__all__ = ["Chunk", "Need", "Scorer", "get_scorer"]
 
-_SCORERS: dict[str, Scorer] = {"keydiff": keydiff}
+_SCORERS: dict[str, Scorer] = {
+    module.SCORER.name: module.SCORER
+    for module in (keydiff, knorm, expected_attention, snapkv, tova, streamingllm, random)
+}
 
 
 def get_scorer(name: str) -> Scorer:

@@ -140,6 +140,7 @@ class Engine:
             "ring_bytes": 16_384 * values["group_size"],
             "row_width": 4096,
             "fragmentation": 0.031,
+            "padding_share": 0.07,
             "warnings": ["One group holds every head: all get the same budget."]
             if values["group_size"] > 45
             else [],

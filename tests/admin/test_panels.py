@@ -64,6 +64,14 @@ def test_pool_table_adds_up() -> None:
     assert sum(int(number.replace(",", "")) for number in numbers) == snapshot.pool.total
 
 
+def test_a_shared_prefix_is_no_conversation() -> None:
+    snapshot = MemorySnapshot.parse(report(4, 2, sequences=4))
+    assert "<b>4</b><small>1 running" in panels.cards(snapshot, None, None)
+    prefix = replace(snapshot.sequences[1], state="prefix")
+    with_prefix = replace(snapshot, sequences=(*snapshot.sequences, prefix))
+    assert "<b>4</b><small>1 running" in panels.cards(with_prefix, None, None)
+
+
 def test_counters_and_configuration() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2, scale=2))
     counters = panels.counters_panel(snapshot.counters)
@@ -109,6 +117,7 @@ async def test_preview_shows_before_and_after() -> None:
     assert "45 MiB → 22.5 MiB" in text
     assert "1.41 GiB" in text
     assert "256 KiB → 800 KiB" in text
+    assert "<td>Padding of pages</td><td class=num>7.0%</td>" in text
     assert "One group holds every head" in text
     assert [length for length in ("4k", "16k", "64k") if f"{length} tokens" in text] == ["4k", "16k", "64k"]
     assert "This is what runs now" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,12 +239,50 @@ async def test_client_without_an_engine() -> None:
 
     async with client(refuse) as engine:
         assert await engine.health() is False
-        for call in (engine.models(), engine.memory(), engine.preview(alpha=1.0), engine.metrics_text()):
+        for call in (
+            engine.models(),
+            engine.status(),
+            engine.profile(),
+            engine.memory(),
+            engine.preview(alpha=1.0),
+            engine.evict(everything=True),
+            engine.metrics_text(),
+        ):
             with pytest.raises(EngineUnavailable):
                 await call
         with pytest.raises(EngineUnavailable):
             await collect(engine)
     assert await engine.health() is False  # closed, and still no exception
+
+
+async def test_client_asks_the_engine_s_own_routes() -> None:
+    asked: list[tuple[str, str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(
+            (request.method, str(request.url.raw_path, "ascii"), json.loads(request.content or "null"))
+        )
+        return httpx.Response(200, json={"n": len(asked)})
+
+    async with client(answer) as engine:
+        assert await engine.status() == {"n": 1}
+        assert await engine.profile() == {"n": 2}
+        await engine.memory()
+        await engine.memory("a/b?&")
+        await engine.preview(scope="layer", lengths=[1, 2])
+        await engine.evict(sequence="a")
+        await engine.evict(idle_seconds=0.0)
+        assert await engine.evict(everything=True) == {"n": 8}
+    assert asked == [
+        ("GET", "/tangram/status", None),
+        ("GET", "/tangram/profile", None),
+        ("GET", "/tangram/memory", None),
+        ("GET", "/tangram/memory?sequence=a%2Fb%3F%26", None),
+        ("POST", "/tangram/preview", {"scope": "layer", "lengths": [1, 2]}),
+        ("POST", "/tangram/evict", {"sequence": "a"}),
+        ("POST", "/tangram/evict", {"idle_seconds": 0.0}),
+        ("POST", "/tangram/evict", {"all": True}),
+    ]
 
 
 async def test_client_passes_the_engines_words_on() -> None:

@@ -24,7 +24,7 @@ from tests.app.conftest import eventually
 from tests.fake_engine import ThreadServer
 
 FAKE = Path(__file__).resolve().parents[1] / "fake_engine.py"
-QUICK = Timing(backoff=0.05, max_backoff=0.2, stable=60, give_up=2, poll=0.05, health=0.1, sick=3, grace=2.0)
+QUICK = Timing(backoff=0.05, max_backoff=0.2, stable=60, give_up=3, poll=0.05, health=0.1, sick=3, grace=2.0)
 
 
 @pytest.fixture
@@ -127,15 +127,60 @@ async def test_engine_that_hangs_is_restarted(make: Any) -> None:
 
 
 async def test_crash_loop_ends_in_failed_with_the_reason(make: Any) -> None:
-    async with make("--fake-fail 'ValueError: no memory for the cache, token=abcdefgh123'") as engine:
+    said: list[str] = []
+    failing = "--fake-fail 'ValueError: no memory for the cache, token=abcdefgh123'"
+    async with make(failing, progress=said.append) as engine:
         with pytest.raises(EngineStartFailed, match="ValueError: no memory for the cache"):
             await engine.wait_ready()
         status = engine.status
-        assert status.restarts == QUICK.give_up
-        assert "3 times in a row" in status.detail
+        assert status.restarts == QUICK.give_up - 1
+        assert status.detail.endswith(". It failed 3 times in a row.")
+        assert [line.rpartition(". ")[2] for line in said if "Next try" in line] == [
+            "Next try in 0.05 s.",
+            "Next try in 0.1 s.",
+        ]
         assert "abcdefgh123" not in status.detail + "".join(engine.log_tail())
         with pytest.raises(EngineNotReady, match="An administrator has to look"):
             _ = engine.client
+
+
+@pytest.mark.parametrize(
+    ("prints", "reason"),
+    [
+        (
+            "Traceback; ValueError: seen on the way; tangram: error: retention: must be above 0; bye",
+            "retention: must be above 0.",
+        ),
+        (
+            "launch.py: error: unrecognized arguments: --no-such",
+            "launch.py: error: unrecognized arguments: --no-such.",
+        ),
+    ],
+)
+async def test_settings_that_can_never_work_are_not_tried_again(make: Any, prints: str, reason: str) -> None:
+    said: list[str] = []
+    script = f"echo {shlex.quote(prints)} | tr ';' '\\n' | sed 's/^ //'; exit 2"
+    refusing = {"engine_command": shlex.join(["sh", "-c", script])}
+    async with make(settings=refusing, progress=said.append) as engine:
+        with pytest.raises(EngineStartFailed):
+            await engine.wait_ready()
+        assert engine.status.detail == f"The engine refuses its settings: {reason}"
+        assert engine.status.restarts == 0
+        assert said[-1] == f"engine: {engine.status.detail}"
+        assert engine.status.pid is None
+
+
+async def test_the_real_command_refuses_a_setting_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_RETENTION", "7")
+    async with make(settings={"engine_command": ""}) as engine:
+        with pytest.raises(EngineStartFailed, match=r"must be above 0 and at most 1, not 7\.0\.$"):
+            await engine.wait_ready()
+        assert engine.status.restarts == 0
+        assert "tangram: " not in engine.status.detail
+
+
+def test_an_engine_gets_five_tries() -> None:
+    assert Timing().give_up == 5  # as docs/operations.md says
 
 
 async def test_port_that_somebody_else_took(make: Any) -> None:
@@ -197,6 +242,19 @@ async def test_restart_goes_back_when_the_engine_refuses(make: Any) -> None:
         await until(engine, EngineState.RESTARTING)
         await engine.wait_ready()
         assert (await state(engine))["config"]["retention"] == 0.75
+
+
+async def test_restart_between_two_refused_settings_ends_in_failed(make: Any) -> None:
+    async with make(overrides={"retention": 9}) as engine:
+        with pytest.raises(EngineStartFailed):
+            await engine.wait_ready()
+        with pytest.raises(
+            EngineStartFailed, match=r"not 7\.0\. It does not start with the previous"
+        ) as caught:
+            await engine.restart({"retention": 7})
+        assert not caught.value.rolled_back
+        assert engine.status.state is EngineState.FAILED
+        assert "not 9.0" in engine.status.detail
 
 
 async def test_restart_that_is_never_ready_goes_back(make: Any) -> None:

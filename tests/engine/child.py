@@ -80,7 +80,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         result["snapshot"] = manager.snapshot().to_dict()
         result["counters"] = manager.counters | {"preemptions": scheduler.preemptions}
         manager.check_integrity()
-        manager.evict_all()
+        manager.evict()
     else:
         scheduler.reset_prefix_cache()
     result["free_at_end"] = pool.get_num_free_blocks()

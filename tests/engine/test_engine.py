@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +17,16 @@ import pytest
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry
 from tangram.profile import ModelShape, build_geometry
+from tests.engine.children import ROOT, run_jobs
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
-Job = Callable[..., dict[str, Any]]
 SMOLLM2 = ModelShape("smollm2", 30, 3, 64, 4, "float32", 4096)
+QUARTER = {"retention": 0.25}
+SMALL = {"retention": 1.0, "chunk": 32, "window": 16, "rewind": 16}
+SIZES, ANSWER = (900, 500, 400, 300), 24
+Waves = list[dict[str, Any]]
+Result = dict[str, Any]
 
 
 def geometry(**settings: Any) -> Geometry:
@@ -32,19 +37,21 @@ def turn(conversation: str, tokens: list[int], answer: int, **more: Any) -> dict
     return {"conversation": conversation, "tokens": tokens, "answer": answer, **more}
 
 
-def answers(result: dict[str, Any]) -> list[list[list[int]]]:
+def answers(result: Result) -> list[list[list[int]]]:
     return [[output["answer"] for output in wave] for wave in result["waves"]]
 
 
-@pytest.fixture(scope="module")
-def conversations(prose: list[int]) -> list[dict[str, Any]]:
+# ---- what is said to the engines ---------------------------------------------------------------------------
+
+
+def talk(prose: list[int]) -> Waves:
     """Four turns of one long conversation alone, then four turns of eight conversations at once."""
     text = iter(prose * 8)
 
     def take(count: int) -> list[int]:
         return [next(text) for _ in range(count)]
 
-    alone = [{"turns": [turn("alone", take(size), 24)]} for size in (900, 500, 400, 300)]
+    alone = [{"turns": [turn("alone", take(size), 24)]} for size in SIZES]
     batch = [
         {"turns": [turn(f"batch{i}", take(size + 37 * i), 12) for i in range(8)]}
         for size in (330, 200, 120, 60)
@@ -52,86 +59,38 @@ def conversations(prose: list[int]) -> list[dict[str, Any]]:
     return alone + batch
 
 
-@pytest.fixture(scope="module")
-def stock(run_job: Job, conversations: list[dict[str, Any]]) -> dict[str, Any]:
-    return run_job(conversations, None, max_num_batched_tokens=2048)
-
-
-@pytest.mark.parametrize("budget", [2048, 173])
-def test_full_retention_gives_stock_vllm_s_tokens(
-    run_job: Job, conversations: list[dict[str, Any]], stock: dict[str, Any], budget: int
-) -> None:
-    """However the prompts are cut into steps, alone and in a batch of eight, turn after turn."""
-    ours = run_job(conversations, {"retention": 1.0}, max_num_batched_tokens=budget)
-    assert ours["waves"][3][0]["prompt"] > 2000
-    assert answers(ours) == answers(stock)
-    assert ours["counters"]["takeovers"] == 3 + 3 * 8, "every later turn continued its row"
-    assert ours["counters"]["seals"] > 3 + 8
-    assert ours["free_at_end"] == ours["free_at_start"]
-
-
-def test_at_a_quarter_a_later_turn_reads_only_what_is_new(run_job: Job, prose: list[int]) -> None:
-    g = geometry(retention=0.25)
-    sizes, answer = (900, 500, 400, 300), 24
+def return_and_forget(prose: list[int]) -> Waves:
+    """Four turns; last, everything is forgotten and the fourth answer computed again from nothing."""
     text = iter(prose * 2)
-    waves: list[dict[str, Any]] = [
-        {"turns": [turn("a", [next(text) for _ in range(size)], answer)]} for size in sizes
-    ]
-    prompt = sum(sizes) + answer * 3
-    # Last, forget everything and compute the fourth answer again from nothing.
-    waves.append({"forget": True, "turns": [turn("a", [], answer, keep=prompt)]})
-    result = run_job(waves, {"retention": 0.25}, max_num_batched_tokens=512)
-    outputs = [wave[0] for wave in result["waves"]]
-    for before, after in itertools.pairwise(outputs[:4]):
-        computed = before["prompt"] + answer - 1  # the last sampled token was never fed
-        assert after["cached"] == computed // g.page_tokens * g.page_tokens
-        assert after["prompt"] - after["cached"] < g.page_tokens + max(sizes) + 1
-    assert outputs[4]["cached"] == 0
-    assert outputs[4]["answer"] == outputs[3]["answer"], "resumed and recomputed are one"
-    (sequence,) = result["snapshot"]["sequences"]
-    assert sequence["tokens"] == prompt + answer - 1
-    assert sequence["pages"] == g.pages(prompt + answer - 1)
-    assert g.bytes(sequence["tokens"]) < 0.65 * g.full_bytes(sequence["tokens"])
-    assert result["free_at_end"] == result["free_at_start"]
+    waves: Waves = [{"turns": [turn("a", [next(text) for _ in range(size)], ANSWER)]} for size in SIZES]
+    waves.append({"forget": True, "turns": [turn("a", [], ANSWER, keep=sum(SIZES) + ANSWER * 3)]})
+    return waves
 
 
-def test_regenerating_within_rewind_resumes(run_job: Job, prose: list[int]) -> None:
-    """The second answer to one question starts from the row of the first, across a seal boundary."""
-    g = geometry(retention=0.25)
-    question = g.boundary(0) - 20  # the first answer crosses the boundary
-    waves: list[dict[str, Any]] = [
+def regenerate(prose: list[int]) -> Waves:
+    """The first answer crosses the first seal boundary."""
+    question = geometry(**QUARTER).boundary(0) - 20
+    return [
         {"turns": [turn("a", prose[:question], 40)]},
         {"turns": [turn("a", [], 40, keep=question)]},
     ]
-    result = run_job(waves, {"retention": 0.25})
-    first, second = (wave[0] for wave in result["waves"])
-    assert second["cached"] == (question - 1) // g.page_tokens * g.page_tokens
-    assert second["answer"] == first["answer"]
 
 
-def test_seeded_sampling_survives_cut_prompts_and_does_not_depend_on_the_cuts(
-    run_job: Job, prose: list[int]
-) -> None:
+def seeded(prose: list[int]) -> Waves:
     """A seeded prompt longer than a seal boundary, and two samples of one prompt."""
-    waves: list[dict[str, Any]] = [
+    return [
         {"turns": [turn("a", prose[:700], 8, seed=1), turn("b", prose[300:1000], 8, seed=7, n=2)]},
         {"turns": [turn("a", prose[1000:1400], 8, seed=2)]},
     ]
-    results = [run_job(waves, {"retention": 1.0}, max_num_batched_tokens=budget) for budget in (2048, 150)]
-    samples = [[[output["all"] for output in wave] for wave in result["waves"]] for result in results]
-    assert samples[0] == samples[1]
-    assert len(samples[0][0][1]) == 2
-    assert samples[0][0][1][0] != samples[0][0][1][1], "two samples of one prompt differ"
 
 
-def test_two_hundred_conversations_in_a_quarter_of_their_memory(run_job: Job, prose: list[int]) -> None:
-    """No page lost, nothing hangs, no wrong token."""
-    settings = {"retention": 1.0, "chunk": 32, "window": 16, "rewind": 16}
-    g, rng = geometry(**settings), random.Random(2606)
+def crowd(prose: list[int]) -> tuple[Waves, int]:
+    """Two hundred conversations, and a quarter of the pages that they take."""
+    g, rng = geometry(**SMALL), random.Random(2606)
     lengths = dict.fromkeys((f"c{i}" for i in range(200)), 0)
     todo = [name for name in lengths for _ in range(rng.randint(1, 2))]
     rng.shuffle(todo)
-    waves: list[dict[str, Any]] = []
+    waves: Waves = []
     while todo:
         batch, rest = [], []
         size = rng.randint(5, 60)
@@ -144,13 +103,115 @@ def test_two_hundred_conversations_in_a_quarter_of_their_memory(run_job: Job, pr
             turns.append(turn(name, prose[start : start + new], answer))
             lengths[name] += new + answer
         waves.append({"turns": turns})
-    needed = sum(g.pages(length) for length in lengths.values())
-    pool = needed // 4
-    stock = run_job(waves, None, max_model_len=1024)
-    ours = run_job(
-        waves, settings, max_model_len=1024, num_gpu_blocks_override=pool, max_num_batched_tokens=512
+    return waves, sum(g.pages(length) for length in lengths.values()) // 4
+
+
+# ---- the engines: two processes ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prose(bundled_model_dir: Path) -> list[int]:
+    """Token ids of several thousand tokens of real text: this project's licence."""
+    from transformers import AutoTokenizer
+
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    ids: list[int] = AutoTokenizer.from_pretrained(str(bundled_model_dir))(text)["input_ids"]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def results(
+    prose: list[int], bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Result]:
+    """What each job brought, on stock vLLM ("stock ...") and on the plugin."""
+
+    def job(waves: Waves, tangram: dict[str, Any] | None, **engine: Any) -> dict[str, Any]:
+        engine = {"model": str(bundled_model_dir), "max_model_len": 4096, "dtype": "float32"} | engine
+        return {"engine": engine, "tangram": tangram, "waves": waves, "may_fail": True}
+
+    many, pages = crowd(prose)
+    full = {"retention": 1.0}
+    stock = {
+        "stock": job(talk(prose), None, max_num_batched_tokens=2048),
+        "stock crowd": job(many, None, max_model_len=1024),
+    }
+    small = {"max_model_len": 1024, "num_gpu_blocks_override": pages, "max_num_batched_tokens": 512}
+    ours = {
+        "full 2048": job(talk(prose), full, max_num_batched_tokens=2048),
+        "full 173": job(talk(prose), full, max_num_batched_tokens=173),
+        "return": job(return_and_forget(prose), QUARTER, max_num_batched_tokens=512),
+        "regenerate": job(regenerate(prose), QUARTER),
+        "seeded 2048": job(seeded(prose), full, max_num_batched_tokens=2048),
+        "seeded 150": job(seeded(prose), full, max_num_batched_tokens=150),
+        "crowd": job(many, SMALL, **small),
+    }
+    folder = tmp_path_factory.mktemp("engine")
+    return run_jobs(stock, folder, "stock") | run_jobs(ours, folder, "ours")
+
+
+def result_of(results: dict[str, Result], name: str) -> Result:
+    if "error" in results[name]:
+        pytest.fail(f"{name}: {results[name]['error']}")
+    return results[name]
+
+
+# ---- what must hold ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [2048, 173])
+def test_full_retention_gives_stock_vllm_s_tokens(results: dict[str, Result], budget: int) -> None:
+    """However the prompts are cut into steps, alone and in a batch of eight, turn after turn."""
+    ours, stock = result_of(results, f"full {budget}"), result_of(results, "stock")
+    assert ours["waves"][3][0]["prompt"] > 2000
+    assert answers(ours) == answers(stock)
+    assert ours["counters"]["takeovers"] == 3 + 3 * 8, "every later turn continued its row"
+    assert ours["counters"]["seals"] > 3 + 8
+    assert ours["free_at_end"] == ours["free_at_start"]
+
+
+def test_at_a_quarter_a_later_turn_reads_only_what_is_new(results: dict[str, Result]) -> None:
+    g, result = geometry(**QUARTER), result_of(results, "return")
+    outputs = [wave[0] for wave in result["waves"]]
+    for before, after in itertools.pairwise(outputs[:4]):
+        computed = before["prompt"] + ANSWER - 1  # the last sampled token was never fed
+        assert after["cached"] == computed // g.page_tokens * g.page_tokens
+        assert after["prompt"] - after["cached"] < g.page_tokens + max(SIZES) + 1
+    assert outputs[4]["cached"] == 0
+    assert outputs[4]["answer"] == outputs[3]["answer"], "resumed and recomputed are one"
+    (sequence,) = result["snapshot"]["sequences"]
+    held = sum(SIZES) + ANSWER * 4 - 1
+    assert sequence["tokens"] == held
+    assert sequence["pages"] == g.pages(held)
+    assert g.bytes(held) < 0.65 * g.full_bytes(held)
+    assert result["free_at_end"] == result["free_at_start"]
+
+
+def test_regenerating_within_rewind_resumes(results: dict[str, Result]) -> None:
+    """The second answer to one question starts from the row of the first, across a seal boundary."""
+    g = geometry(**QUARTER)
+    first, second = (wave[0] for wave in result_of(results, "regenerate")["waves"])
+    assert second["cached"] == (g.boundary(0) - 20 - 1) // g.page_tokens * g.page_tokens
+    assert second["answer"] == first["answer"]
+
+
+def test_seeded_sampling_survives_cut_prompts_and_does_not_depend_on_the_cuts(
+    results: dict[str, Result],
+) -> None:
+    large, small = (
+        [[output["all"] for output in wave] for wave in result_of(results, f"seeded {budget}")["waves"]]
+        for budget in (2048, 150)
     )
-    assert ours["free_at_start"] <= needed // 4
+    assert large == small
+    assert len(large[0][1]) == 2
+    assert large[0][1][0] != large[0][1][1], "two samples of one prompt differ"
+
+
+def test_two_hundred_conversations_in_a_quarter_of_their_memory(
+    results: dict[str, Result], prose: list[int]
+) -> None:
+    """No page lost, nothing hangs, no wrong token."""
+    ours, stock = result_of(results, "crowd"), result_of(results, "stock crowd")
+    assert ours["free_at_start"] <= crowd(prose)[1]
     assert ours["free_at_end"] == ours["free_at_start"]
     assert answers(ours) == answers(stock)
     assert ours["counters"]["takeovers"] > 0

@@ -7,12 +7,7 @@ than the windows and cross seal boundaries. The child checks at every step that 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +15,10 @@ import pytest
 from tangram.config import TangramConfig
 from tangram.profile import ModelShape, build_geometry
 from tests.engine import small_models
+from tests.engine.children import run_jobs
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
-HERE = Path(__file__).parent
 MODELS = ("gemma3", "gemma2", "gpt_oss")
 SETTINGS = {"retention": 1.0, "page_tokens": 64, "chunk": 64, "window": 64, "rewind": 64}
 FINE = {"page_tokens": 16, "chunk": 64, "window": 32, "rewind": 64}
@@ -84,23 +79,6 @@ def crowd() -> list[dict[str, Any]]:
 WAVES = {"gemma3": talk() + crowd(), "gemma2": talk(), "gpt_oss": talk()}
 
 
-def run(folder: Path, jobs: dict[str, dict[str, Any]]) -> Results:
-    given, result, log = (folder / name for name in ("jobs.json", "results.json", "log"))
-    given.write_text(json.dumps(list(jobs.values())))
-    path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    with log.open("w") as output:
-        done = subprocess.run(
-            [sys.executable, str(HERE / "several.py"), str(given), str(result)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2"},
-            timeout=900,
-        )
-    if done.returncode:
-        pytest.fail(f"the engines' process ended with {done.returncode}:\n{log.read_text()[-6000:]}")
-    return dict(zip(jobs, json.loads(result.read_text()), strict=True))
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
@@ -114,7 +92,7 @@ def stock(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> R
         return {"engine": engine, "tangram": None, "waves": waves}
 
     jobs = {name: job(name, WAVES[name]) for name in MODELS}
-    return run(tmp_path_factory.mktemp("stock"), jobs)
+    return run_jobs(jobs, tmp_path_factory.mktemp("stock"), "stock")
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +110,10 @@ def ours(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Re
     refused: dict[str, dict[str, Any]] = {
         "unified": {"disable_hybrid_kv_cache_manager": True},
         "only windows": {"hf_overrides": {"layer_types": ["sliding_attention"] * 6}},
-        "chunks": {"hf_overrides": {"layer_types": ["chunked_attention", "full_attention"] * 3}},
     }
     for name, engine in refused.items():
         jobs[name] = job("gemma3", [], {}, **engine) | {"may_fail": True}
-    return run(tmp_path_factory.mktemp("ours"), jobs)
+    return run_jobs(jobs, tmp_path_factory.mktemp("ours"), "ours")
 
 
 def answers(result: dict[str, Any]) -> list[list[list[int]]]:
@@ -183,7 +160,6 @@ def test_a_crowd_in_too_little_memory(ours: Results) -> None:
     [
         ("unified", "leave out --disable-hybrid-kv-cache-manager"),
         ("only windows", "there is no history to compress"),
-        ("chunks", "layers of type chunked_attention"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_a_sentence(ours: Results, name: str, message: str) -> None:

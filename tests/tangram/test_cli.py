@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
-from tangram import cli, host
+from tangram import cli, host, hub
 from tangram.config import KEY, TangramConfig
 from tangram.errors import ConfigError
+from tangram.naming import as_asked, option
 
 WORKER = ["--worker-cls", "tangram.cpu_worker.TangramCPUWorker"]
 
@@ -23,7 +28,7 @@ def after(command: list[str], option: str) -> str:
 def test_the_command_is_stock_vllm_s_server_with_our_options_and_the_user_s() -> None:
     config = TangramConfig(retention=0.25, page_tokens=32)
     command = cli.vllm_command("some/model", config, ["--port", "9", "--enforce-eager"], on_cpu=False)
-    assert command[1:3] == ["-m", "vllm.entrypoints.launchers.api_server.entry"]
+    assert command[1:3] == ["-m", "tangram.launch"]
     assert after(command, "--model") == "some/model"
     assert after(command, "--block-size") == "32"
     assert after(command, "--attention-backend") == "CUSTOM"
@@ -33,7 +38,9 @@ def test_the_command_is_stock_vllm_s_server_with_our_options_and_the_user_s() ->
 
 def test_what_is_polled_stays_out_of_the_log_unless_the_user_decides() -> None:
     command = cli.vllm_command("m", TangramConfig(), [], on_cpu=True)
-    assert after(command, "--disable-access-log-for-endpoints") == "/health,/metrics,/tangram/memory"
+    assert after(command, "--disable-access-log-for-endpoints") == ",".join(
+        ["/health", "/metrics", "/tangram/memory", "/tangram/status", "/tangram/profile"]
+    )
     command = cli.vllm_command("m", TangramConfig(), ["--disable-uvicorn-access-log"], on_cpu=True)
     assert "--disable-access-log-for-endpoints" not in command
 
@@ -74,11 +81,11 @@ def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.available_memory() == 8 * host.GIB
 
 
-@pytest.mark.parametrize("extra", [["--additional-config", '{"a": 1}'], ['--additional-config={"a": 1}']])
+@pytest.mark.parametrize("extra", [["--additional-config", '{"a": 1}'], ['--additional_config={"a": 1}']])
 def test_the_user_s_additional_config_is_kept(extra: list[str]) -> None:
     command = cli.vllm_command("m", TangramConfig(), extra, on_cpu=True)
     assert set(json.loads(after(command, "--additional-config"))) == {"a", KEY}
-    assert sum(word.startswith("--additional-config") for word in command) == 1
+    assert sum(word.startswith(("--additional-config", "--additional_config")) for word in command) == 1
 
 
 @pytest.mark.parametrize(
@@ -86,12 +93,15 @@ def test_the_user_s_additional_config_is_kept(extra: list[str]) -> None:
     [
         (["--block-size", "128"], "page_tokens: is 16; use --tangram-page-tokens"),
         (["--block-size=128"], "page_tokens: is 16; use --tangram-page-tokens"),
-        (["--attention-backend", "FLASH_ATTN"], "attention-backend: is set by tangram serve"),
-        (["--scheduler-cls=x"], "scheduler-cls: is set by tangram serve"),
-        (["--data-parallel-size", "2"], "data-parallel-size: must be 1"),
-        (["-dp=2"], "data-parallel-size: must be 1"),
-        (["--additional-config", "{"], "additional-config: must be a JSON object"),
-        (["--additional-config", "[]"], "additional-config: must be a JSON object"),
+        (["--attention-backend", "FLASH_ATTN"], "--attention-backend: is set by tangram serve"),
+        (["--scheduler-cls=x"], "--scheduler-cls: is set by tangram serve"),
+        (["--block_size", "128"], "page_tokens: is 16; use --tangram-page-tokens"),
+        (["--scheduler_cls=x"], "--scheduler-cls: is set by tangram serve"),
+        (["--data-parallel-size", "2"], "--data-parallel-size: must be 1"),
+        (["-dp=2"], "-dp: must be 1"),
+        (["--additional-config", "{"], "--additional-config: must be a JSON object"),
+        (["--additional-config", "[]"], "--additional-config: must be a JSON object"),
+        (["--additional-config.a", "1"], "--additional-config: must be one JSON object"),
     ],
 )
 def test_options_that_contradict_ours_are_refused(extra: list[str], says: str) -> None:
@@ -110,18 +120,99 @@ def test_the_plugin_is_named_beside_all_that_loaded_before(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["serve", "/no/such/model"], "tangram: MODEL: there is no directory /no/such/model"),
-        (["serve", "m", "--tangram-retention", "2"], "tangram: retention: must be above 0 and at most 1"),
+        (["serve", "/no/such/model"], "MODEL: there is no directory /no/such/model"),
+        (["serve", "~/no/such"], f"MODEL: there is no directory {Path.home()}/no/such"),
+        (["serve", "m", "--tangram-retention", "2"], "--tangram-retention: must be above 0 and at most 1"),
+        (["serve", "m", "--tangram_page_tokens=3"], "--tangram-page-tokens: must be a power of two"),
         (["serve", "m", "--tangram-retension", "1"], "--tangram-retension: is no option of tangram serve"),
         (["serve"], "the following arguments are required: MODEL"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )
-def test_mistakes_end_with_status_2_and_a_sentence(arguments: list[str], says: str) -> None:
-    run = subprocess.run([sys.executable, "-m", "tangram", *arguments], capture_output=True, text=True)
+def test_mistakes_end_with_status_2_and_a_sentence(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = cli.main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code  # type: ignore[assignment]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert status == 2
+    assert line.startswith(f"tangram: error: {says}")
+
+
+def test_the_module_runs_and_names_a_bad_variable_as_it_was_set() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tangram", "serve", "m"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TANGRAM_RESIDENT_SHARE": "3"},
+    )
     assert run.returncode == 2
-    assert says in run.stderr
-    assert "Traceback" not in run.stderr
+    assert run.stderr == "tangram: error: TANGRAM_RESIDENT_SHARE: must be above 0 and at most 1, not 3.0\n"
+
+
+def test_a_setting_is_named_by_the_source_that_counts() -> None:
+    error = ConfigError("page_tokens", "must be page_tokens: at last")
+    both = {"TANGRAM_PAGE_TOKENS": "3"}
+    assert str(as_asked(error, ["page_tokens"], both)).startswith(
+        "--tangram-page-tokens: must be page_tokens:"
+    )
+    assert str(as_asked(error, [], both)).startswith("TANGRAM_PAGE_TOKENS: must be page_tokens:")
+    assert str(as_asked(error, [], {})).startswith("--tangram-page-tokens: ")
+    assert as_asked(error, [], both).field == "page_tokens"
+    other = ConfigError("MODEL", "is none")
+    assert as_asked(other, [], both) is other
+
+
+def test_a_variable_that_an_option_overrides_does_not_reach_the_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execve", lambda path, command, environment: started.append(environment))
+    monkeypatch.setenv("TANGRAM_SINK", "1")
+    monkeypatch.setenv("TANGRAM_ALPHA", "2")
+    cli.main(["serve", str(tmp_path), "--tangram-sink", "2"])
+    assert "TANGRAM_SINK" not in started[0]
+    assert started[0]["TANGRAM_ALPHA"] == "2"
+
+
+def test_the_home_directory_is_spelled_out_for_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert after(cli.vllm_command("~/model", TangramConfig(), [], True), "--model") == str(tmp_path / "model")
+
+
+def test_a_name_that_nobody_knows_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as closed:  # bound and not listening: it turns callers away
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
+        for name in ("models/nope", "nope"):
+            with pytest.raises(ConfigError) as error:
+                hub.check_reachable(name, None, {})
+            assert f"MODEL: {name} is neither a directory nor a model that the hub gives us" in str(
+                error.value
+            )
+            assert f"{endpoint} does not answer" in str(error.value)
+        for name in (str(tmp_path), "s3://bucket/model", "three/part/name"):
+            hub.check_reachable(name, None, {})
+        hub.check_reachable("models/nope", None, {"VLLM_USE_MODELSCOPE": "True"})
+        monkeypatch.setattr(constants, "is_offline_mode", lambda: True)
+        with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
+            hub.check_reachable("models/nope", None, {})
+        monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "/there/config.json")
+        hub.check_reachable("models/downloaded", None, {})
+
+
+def test_flags_are_off_and_not_false_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.build_parser().parse_args(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default off)" in text
+    assert "(default False)" not in text
+    assert "(default 1.0)" in text, "which equals True"
 
 
 def test_every_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +220,7 @@ def test_every_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
         cli.build_parser().parse_args(["serve", "--help"])
     text = capsys.readouterr().out
     for name in TangramConfig().to_dict():
-        assert cli.option(name) in text
+        assert option(name) in text
 
 
 def test_the_client_s_side_needs_neither_torch_nor_vllm() -> None:

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from tangram.config import HELP, TangramConfig
+from tangram.config import HELP, QUERY_SCORERS, SCORERS, TangramConfig
 from tangram.errors import ConfigError
+from tangram.scorers import Need, get_scorer
 
 
 def test_options_win_over_the_environment() -> None:
@@ -20,7 +21,8 @@ def test_options_win_over_the_environment() -> None:
 def test_every_field_can_come_from_the_environment_and_has_help() -> None:
     values = {
         "retention": 0.25, "chunk": 64, "window": 32, "sink": 2, "page_tokens": 32, "group_size": 7,
-        "scope": "layer", "scorer": "keydiff", "alpha": 2.0, "rewind": 32, "profile": "p.json",
+        "scope": "layer", "scorer": "snapkv", "query_window": 32, "alpha": 2.0, "rewind": 32,
+        "reserve": True, "resident_share": 0.5, "profile": "p.json",
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(TangramConfig)} == set(HELP)
     environment = {f"TANGRAM_{name.upper()}": str(value) for name, value in values.items()}
@@ -49,7 +51,7 @@ def test_it_is_frozen() -> None:
         ("chunk", 0), ("chunk", 500), ("chunk", "12.5"), ("window", -16), ("window", 100), ("rewind", 0),
         ("rewind", 8), ("sink", -1), ("sink", 513), ("page_tokens", 0), ("page_tokens", 24),
         ("group_size", 0), ("group_size", "many"), ("scope", "head"), ("scorer", "magic"), ("alpha", -0.1),
-        ("alpha", 11), ("chunk", True),
+        ("alpha", 11), ("chunk", True), ("query_window", 0),
     ],
 )  # fmt: skip
 def test_bad_values_name_their_field(field: str, value: object) -> None:
@@ -58,9 +60,42 @@ def test_bad_values_name_their_field(field: str, value: object) -> None:
     assert error.value.field == field
 
 
+def test_the_query_window_must_fit_where_queries_are_used() -> None:
+    assert TangramConfig(page_tokens=128, rewind=128).query_window == 64, "it does not matter to keydiff"
+    assert TangramConfig(scorer="snapkv", window=32, rewind=48, query_window=32).query_window == 32
+    for bad, why in (
+        ({"query_window": 40}, r"a multiple of page_tokens \(16\), not 40"),
+        ({"rewind": 32}, r"at most rewind \(32\), not 64: .* lower query_window or raise rewind"),
+        ({"window": 32}, r"at most window \(32\), not 64"),
+        ({"chunk": 64}, r"at most chunk - page_tokens \(48\), not 64"),
+    ):
+        for scorer in QUERY_SCORERS:
+            with pytest.raises(ConfigError, match=f"^query_window: must be {why}"):
+                TangramConfig.from_mapping({"scorer": scorer, **bad})
+
+
+def test_only_scorers_that_use_queries_hold_resumption_back() -> None:
+    assert TangramConfig(scorer="tova", query_window=48).observed == 48
+    assert TangramConfig(scorer="knorm", query_window=48).observed == 0
+
+
+def test_the_configuration_knows_the_scorers() -> None:
+    """It names them itself, as it must load without torch."""
+    known = {name: get_scorer(name) for name in SCORERS}
+    assert {name: scorer.name for name, scorer in known.items()} == {name: name for name in SCORERS}
+    assert set(QUERY_SCORERS) == {name for name, scorer in known.items() if Need.QUERIES in scorer.needs}
+    with pytest.raises(ConfigError, match=f"scorer: must be one of {', '.join(SCORERS)}, not 'none'"):
+        get_scorer("none")
+
+
 def test_hostile_input_is_a_clear_error_too() -> None:
     with pytest.raises(ConfigError, match="retention: must be a number"):
         TangramConfig.from_mapping({"retention": 10**400})
+    with pytest.raises(ConfigError, match="retention: must be a number"):
+        TangramConfig.from_mapping({"retention": True})
+    with pytest.raises(ConfigError) as long:
+        TangramConfig.from_mapping({"group_size": "9" * 5000})
+    assert len(str(long.value)) < 200
     with pytest.raises(ConfigError) as error:
         TangramConfig.from_mapping({"\ud800": 1})
     str(error.value).encode("utf-8")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 
 from tangram import control
 from tangram.control import ControlServer, call
-from tangram.errors import EngineUnavailable
+from tangram.errors import ConfigError, EngineUnavailable
 
 
 def fail(_: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +98,38 @@ def test_sockets_of_killed_engines_are_removed_and_those_of_living_ones_are_not(
     assert call(path, "echo") == {}
     living.close()
     third.close()
+
+
+def test_a_stopped_engine_whose_queue_is_full_holds_nobody_up(path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    stopped = path.with_name("stopped.sock")
+    with ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(stopped))
+        listener.listen(0)
+        while True:  # until nobody else is let in
+            caller = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            try:
+                caller.connect(str(stopped))
+            except BlockingIOError:
+                break
+        ControlServer(path, {}).close()
+        assert stopped.exists(), "it may go on"
+
+
+def test_a_folder_too_long_for_a_socket_gives_way_to_a_short_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    instance = "1795977363041768983"
+    for length in range(60, 120):
+        monkeypatch.setattr(tempfile, "gettempdir", lambda length=length: "/" + "x" * length)
+        both = control.socket_path(instance), control.worker_socket(instance)
+        assert len({path.parent for path in both}) == 1
+        assert all(len(str(path)) <= control.LONGEST for path in both)
+    assert both[0].is_relative_to("/tmp")
+    with pytest.raises(ConfigError, match="TMPDIR: .* is too long for a socket"):
+        ControlServer(tmp_path / ("x" * 108) / "a.sock", {})
 
 
 def test_the_path_fits_into_a_socket_address() -> None:

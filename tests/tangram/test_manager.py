@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.block_pool import BlockPool
 
     from tangram.manager import RaggedManager
+    from tangram.room import Policy
     from tangram.spec import RaggedSpec
 
 from tangram.errors import CacheIntegrityError
@@ -54,6 +55,14 @@ class FakeRequest:
     sealed: dict[int, list[int]] = field(default_factory=dict)
 
     @property
+    def prompt_token_ids(self) -> list[Any]:
+        return self.tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 
@@ -76,6 +85,7 @@ class Worker:
     def schedule(self, request: FakeRequest, budget: int) -> bool:
         """One step of a request, as vLLM's allocate_slots does it. False when there is no room."""
         m, hit, length = self.m, [], 0
+        m.new_step_starts()
         fresh = request.request_id not in m.req_to_blocks
         if fresh and m.enable_caching:
             ((hit,), length) = m.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
@@ -92,9 +102,19 @@ class Worker:
         m.allocate_new_blocks(request.request_id, end, end)
         if m.enable_caching:
             m.cache_blocks(request, end)  # type: ignore[arg-type]
+        self.copy()
         self.execute(request, start, end)
         request.num_computed_tokens = end
         return True
+
+    def copy(self) -> None:
+        """What vLLM's worker does first in a step, and the scheduler afterwards."""
+        for source, target in self.m.take_pending_cow_copies():
+            for offset in range(G.page_tokens):
+                key = (source.block_id, offset)
+                if key in self.memory:
+                    self.memory[target.block_id, offset] = self.memory[key]
+            self.m.block_pool.free_blocks([source, target])
 
     def execute(self, request: FakeRequest, start: int, end: int) -> None:
         row = self.row(request)
@@ -209,7 +229,7 @@ def test_headroom_that_cannot_be_had_does_not_keep_a_request_waiting() -> None:
     idle = FakeRequest("a", conversation("a", 12))
     run(worker, idle)
     worker.finish(idle)
-    worker.m.headroom = G.pages(100) // 2
+    worker.m.configure(Policy(headroom=G.pages(100) // 2))
     run(worker, FakeRequest("b", conversation("b", 100)))
     assert worker.m.counters["evictions"] == 1
 
@@ -219,7 +239,7 @@ def test_headroom_is_made_where_it_can_be_had() -> None:
     idle = FakeRequest("a", conversation("a", 40))
     run(worker, idle)
     worker.finish(idle)
-    worker.m.headroom = G.pages(40)
+    worker.m.configure(Policy(headroom=G.pages(40)))
     run(worker, FakeRequest("b", conversation("b", 8)))
     assert worker.m.counters["evictions"] == 1
 
@@ -258,7 +278,7 @@ def test_evicting_all_returns_every_page() -> None:
     request = FakeRequest("1", conversation("a", 70))
     run(worker, request)
     worker.finish(request)
-    assert worker.m.evict_all() == 1
+    assert worker.m.evict()[0] == 1
     assert worker.m.block_pool.get_num_free_blocks() == 200
 
 
@@ -312,5 +332,5 @@ def test_no_order_of_events_mixes_up_a_page(seed: int, pool: int, budget: int) -
     for request in running.values():
         worker.finish(request)
     worker.m.check_integrity()
-    worker.m.evict_all()
+    worker.m.evict()
     assert worker.m.block_pool.get_num_free_blocks() == worker.m.block_pool.num_gpu_blocks - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tangram.config import TangramConfig
 from tangram.errors import ConfigError, ProfileError
-from tangram.profile import ModelShape, Profile, build_geometry, default_group_size
+from tangram.profile import ModelShape, Profile, build_geometry, default_group_size, in_force
 
 SHAPE = ModelShape("m", 4, 3, 8, 2, "bfloat16", 4096)
 shares = st.integers(0, 1000).map(lambda n: n / 1000)
@@ -73,7 +74,7 @@ def test_tiers_hold_heads_of_similar_budget(
     profile = as_profile(mean)
     config = TangramConfig(group_size=group, scope=scope, retention=retention)
     g = build_geometry(config, SHAPE, profile)
-    budgets = profile.budgets(retention, 1.0)
+    budgets = in_force(config, SHAPE, profile).budgets(retention, 1.0)
     assert sorted(head for tier in g.tiers for head in tier.heads) == [
         (la, h) for la in range(4) for h in range(3)
     ]
@@ -96,6 +97,13 @@ def test_the_default_group_is_a_sixth_of_all_heads() -> None:
 def test_a_group_larger_than_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="group_size: must be at most the model's 12 heads"):
         build_geometry(TangramConfig(group_size=13), SHAPE)
+
+
+def test_scope_uniform_does_not_even_read_the_profile(tmp_path: Path) -> None:
+    config = TangramConfig(profile=str(tmp_path / "none.json"), scope="uniform")
+    assert in_force(config, SHAPE) == Profile.uniform(4, 3)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        in_force(replace(config, scope="model"), SHAPE)
 
 
 def test_file_round_trip(tmp_path: Path) -> None:

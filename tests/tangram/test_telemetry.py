@@ -4,23 +4,51 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry, Tier
+from tangram.occupancy import Holding, Occupancy
 from tangram.profile import ModelShape
-from tangram.telemetry import LENGTHS, CacheSnapshot, Sequence, memory_report, preview_report
+from tangram.telemetry import CacheSnapshot, Sequence, memory_report
 
 SHAPE = ModelShape("m", 2, 2, 8, 2, "bfloat16", 8192)
 G = Geometry(2, 2, 8, 2, 16, 512, 128, 64, 2, (Tier(64, ((0, 0), (1, 1))), Tier(256, ((0, 1), (1, 0)))))
 BUDGETS = [[0.1, 0.5], [0.5, 0.15]]
-SNAPSHOT = CacheSnapshot(
-    1000,
-    1000 - G.pages(2000) - G.pages(100),
-    [
-        Sequence("run", "running", 2000, G.sealed(2000), G.pages(2000), None),
-        Sequence("idle", "resident", 100, 0, G.pages(100), 3.5),
-    ],
-    {"takeovers": 1},
-)
+SEQUENCES = [
+    Sequence("run", "running", 2000, G.sealed(2000), G.pages(2000), None),
+    Sequence("idle", "resident", 100, 0, G.pages(100), 3.5),
+]
+FREE = 1000 - G.pages(2000) - G.pages(100)
+HOLDINGS = [
+    Holding("run", "running", 2000, range(G.pages(2000))),
+    Holding("idle", "resident", 100, range(500, 500 + G.pages(100)), 3.5),
+]
+SNAPSHOT = Occupancy(HOLDINGS, 1000, FREE, {"takeovers": 1}).snapshot(G, running=1, waiting=2)
+
+
+def test_a_page_with_several_owners_counts_once() -> None:
+    """A prefix of 656 tokens that one running and one idle conversation share."""
+    R, S, n = G.ring_pages, G.pages_per_chunk, G.prefix_length(0)
+    sealed = list(range(S))
+    ring: list[int | None] = [None] * R
+    for place, page in zip(G.raw_entries(n), range(1000, 2000), strict=False):
+        ring[place] = page
+    held = len(G.raw_entries(n))
+    rows = [
+        Holding("idle", "resident", 700, [*range(100, 100 + R), *sealed], 1.0),
+        Holding("prefix", "prefix", n, ring + sealed, 2.0),
+        Holding("run", "running", 700, [*range(300, 300 + R), *sealed]),
+    ]
+    snapshot = Occupancy(rows, 5000, 5000 - 2 * R - S - held, {}).snapshot(G)
+    assert snapshot.pages == {
+        "ring": R, "sealed": S, "resident": R, "prefix": held, "free": snapshot.free_pages
+    }  # fmt: skip
+    assert sum(snapshot.pages.values()) == snapshot.total_pages
+    assert [sequence.shared_pages for sequence in snapshot.sequences] == [S, S, S]
+    assert [sequence.pages for sequence in snapshot.sequences] == [R + S, held + S, R + S]
+    report = memory_report(snapshot, G, SHAPE, TangramConfig(), BUDGETS, 12.0)
+    assert report["used_bytes"] == (2 * R + S + held) * G.page_bytes
 
 
 def test_the_snapshot_survives_json() -> None:
@@ -53,14 +81,71 @@ def test_bytes_are_pages_and_the_full_cache_is_all_tokens_of_all_heads() -> None
     assert report["full_cache_bytes"] == (2000 + 112) * 2 * 2 * 2 * 8 * 2
 
 
-def test_a_preview_is_the_formula() -> None:
-    report = preview_report(G, SHAPE, BUDGETS, pool_bytes=10**8)
-    for length in LENGTHS:
-        assert report["bytes_at"][str(length)] == G.pages(length) * G.page_bytes
-        assert report["conversations_at"][str(length)] == 10**8 // (G.pages(length) * G.page_bytes)
-    assert report["row_width"] == G.pages(8192)
-    # Tier 0 keeps 0.125 of a chunk for heads that asked for 0.1 and 0.15, tier 1 exactly what was asked for.
-    kept = 2 * 0.125 + 2 * 0.5
-    assert abs(report["fragmentation"] - (0.125 - 0.1) / kept) < 1e-12
-    assert report["warnings"] == ["groups of more than a sixth of all heads were seen to lose recall"]
-    json.dumps(report)
+def test_pages_by_kind_split_a_row_at_its_ring() -> None:
+    assert SNAPSHOT.pages == {
+        "ring": G.ring_pages,
+        "sealed": G.sealed(2000) * G.pages_per_chunk,
+        "resident": G.pages(100),
+        "prefix": 0,
+        "free": FREE,
+    }
+    assert sum(SNAPSHOT.pages.values()) == SNAPSHOT.total_pages
+
+
+def test_an_older_snapshot_without_the_new_fields_is_understood() -> None:
+    old = {name: SNAPSHOT.to_dict()[name] for name in ("total_pages", "free_pages", "sequences", "counters")}
+    snapshot = CacheSnapshot.from_dict(old)
+    assert (snapshot.sequences, snapshot.pages, snapshot.waiting) == (SEQUENCES, {}, 0)
+
+
+def test_waste_is_what_the_pages_hold_beyond_what_the_heads_asked_for() -> None:
+    """Counted slot by slot: which tokens lie in the pages of each head, and which its own budget wants."""
+    report = memory_report(SNAPSHOT, G, SHAPE, TangramConfig(), BUDGETS, 12.0)
+    for layer in range(2):
+        for head in range(2):
+            tier = G.head_tier[layer][head]
+            slots = wanted = 0.0
+            for n in (2000, 100):
+                indices = {G.ring_index(p, tier) for p in (range(2000) if G.sealed(n) else range(n))}
+                chunks = range(G.sealed(n))
+                indices |= {G.sealed_index(k, tier, j) for k in chunks for j in range(G.keep[tier])}
+                slots += len(indices) * 16
+                wanted += n - G.sealed(n) * 512
+                wanted += G.sealed(n) * min(G.keep[tier], BUDGETS[layer][head] * 512)
+            assert report["heads"]["waste"][layer][head] == pytest.approx(slots - wanted, abs=0.01)
+
+
+def test_one_conversation_alone() -> None:
+    report = memory_report(SNAPSHOT, G, SHAPE, TangramConfig(), BUDGETS, 12.0, "idle")
+    assert [sequence["id"] for sequence in report["sequences"]] == ["idle"]
+    assert report["heads"]["tokens_kept"] == [[100, 100], [100, 100]]
+    assert report["heads"]["pages"] == [[7, 7], [7, 7]]
+    assert report["used_bytes"] == G.bytes(100)
+    assert report["full_cache_bytes"] == G.full_bytes(100)
+    assert report["pool"]["running_pages"] == G.pages(2000), "the pool is everybody's"
+
+
+def test_shared_pages_count_once_in_the_pool_and_a_prefix_is_no_conversation() -> None:
+    """Two conversations on one shared chunk, which a prefix row without a ring holds too."""
+    shared = G.pages_per_chunk
+    sequences = [
+        Sequence("a", "running", 700, 1, G.pages(700), None, shared),
+        Sequence("b", "resident", 650, 1, G.pages(650), 1.0, shared),
+        Sequence("p", "prefix", 512, 1, shared, 2.0, shared),
+    ]
+    used = 2 * G.ring_pages + shared
+    pages = {
+        "ring": G.ring_pages,
+        "sealed": shared,
+        "resident": G.ring_pages,
+        "prefix": 0,
+        "free": 1000 - used,
+    }
+    snapshot = CacheSnapshot(1000, 1000 - used, sequences, {}, pages)
+    report = memory_report(snapshot, G, SHAPE, TangramConfig(), BUDGETS, 12.0)
+    assert report["used_bytes"] == used * G.page_bytes
+    assert report["full_cache_bytes"] == G.full_bytes(700) + G.full_bytes(650)
+    assert report["heads"]["tokens_kept"][0][0] == 3 * 64 + (700 - 512) + (650 - 512)
+    assert report["heads"]["pages"][0][0] == 2 * G.ring_slots + 3 * 64 // 16
+    assert report["sequences"][1]["shared_pages"] == shared
+    assert snapshot.held("resident") == 1

@@ -109,9 +109,9 @@ def test_the_geometry_survives_the_exchange_format() -> None:
 def test_the_window_layers_part_of_a_sequence() -> None:
     g = build_geometry(TangramConfig(page_tokens=16, rewind=32), shape(2, 4))
     bare = replace(g, **dict.fromkeys(WINDOW_FIELDS, 0))
-    for n in (1, 16, 95, 96, 5000):
-        begins = [0] if n <= 95 else range(16)
-        blocks = max(len({p // 16 for p in range(begin, begin + min(n, 95))}) for begin in begins)
+    for n in (1, 16, 111, 112, 5000):
+        begins = [0] if n <= 111 else range(16)
+        blocks = max(len({p // 16 for p in range(begin, begin + min(n, 111))}) for begin in begins)
         assert g.window_pages(n) == g.window_groups * blocks
         assert bare.window_pages(n) == 0
         assert g.bytes(n) == (g.pages(n) + g.window_pages(n)) * g.page_bytes

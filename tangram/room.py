@@ -1,0 +1,93 @@
+"""Room in the pool: what idle rows hold is given up, least recently used first, when somebody needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from tangram.hybrid import Windows
+from tangram.resident import ResidentRows, Row
+from tangram.sharing import Lost
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How rows may be used.
+
+    Attributes:
+        reserve: admit a request only when it and all that run can reach their last token.
+        resident_share: the most that idle rows may hold of the pool, from 0 to 1.
+        observed: see :class:`tangram.resident.ResidentRows`.
+        headroom: pages that the scheduler wants free beyond an allocation.
+    """
+
+    reserve: bool = False
+    resident_share: float = 1.0
+    observed: int = 0
+    headroom: int = 0
+
+
+class Room:
+    """Free pages, those that could be free, and the way from one to the other.
+
+    Args:
+        counters: where evictions are counted.
+    """
+
+    def __init__(
+        self, pool: BlockPool, resident: ResidentRows, windows: Windows, counters: dict[str, int]
+    ) -> None:
+        self._pool = pool
+        self._resident = resident
+        self._counters = counters
+        self.windows = windows
+        self.policy = Policy()
+        self.lost = Lost()
+
+    def blocks(self, pages: Iterable[int]) -> list[KVCacheBlock]:
+        """vLLM's blocks of these numbers."""
+        return [self._pool.blocks[page] for page in pages]
+
+    def available(self, spare: Row | None = None) -> int:
+        """Pages that are free, or would be without all idle rows but ``spare``."""
+        return self._pool.get_num_free_blocks() + self._releasable(spare)
+
+    def make(self, pages: int, spare: Row | None = None) -> bool:
+        """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""
+        if self._pool.get_num_free_blocks() >= pages:
+            return True
+        if self.available(spare) < pages:
+            return False
+        while self._pool.get_num_free_blocks() < pages and (row := self._resident.oldest(spare)):
+            self.evict(row)
+        return self._pool.get_num_free_blocks() >= pages  # not those that a copy of this step still holds
+
+    def make_with_headroom(self, pages: int, spare: Row | None = None) -> None:
+        """Make room for pages and the headroom. vLLM wants the latter of waiting requests only, and of these
+        not always: where it cannot be had, the pages themselves must be."""
+        if not self.make(pages + self.policy.headroom, spare):
+            self.make(pages, spare)
+
+    def enforce_share(self) -> None:
+        """Idle rows hold no more than their share of the pool."""
+        most = int(self.policy.resident_share * (self._pool.num_gpu_blocks - 1))
+        while self._releasable() > most and (row := self._resident.oldest()):
+            self.evict(row)
+
+    def evict(self, row: Row) -> None:
+        """Give an idle row up for its pages."""
+        self.drop(row)
+        self._counters["evictions"] += 1
+        if not row.shared:
+            self.lost.evicted(row)
+
+    def drop(self, row: Row) -> None:
+        """Let an idle row go."""
+        self._pool.free_blocks(reversed(self.blocks(self._resident.take(row))))
+        self.windows.release(row)
+
+    def _releasable(self, spare: Row | None = None) -> int:
+        return self._resident.releasable(spare) + self.windows.releasable(spare)

@@ -1,0 +1,97 @@
+"""Between two steps: seals the chunks of requests that stand at a boundary, and plans which queries of the
+step to come a later seal will ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from tangram import runtime
+from tangram.geometry import Geometry
+from tangram.observation import NULL_PAGE, Capture, QueryRecorder
+from tangram.rotary import find_rotary
+from tangram.scorers import Need, get_scorer
+from tangram.seal_meter import SealMeter
+from tangram.sealing import Observed, seal_chunk
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class Sealer:
+    """One per worker.
+
+    Args:
+        layers: layer name to its index in the geometry.
+        dtype: of keys, values and queries.
+        meter: where the time of each seal is counted.
+
+    Raises:
+        UnsupportedError: the scorer cannot be used with this model.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        layers: Mapping[str, int],
+        vllm_config: VllmConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        meter: SealMeter,
+    ) -> None:
+        own = runtime.active()
+        self.geometry = geometry
+        self.meter = meter
+        self.sink = own.config.sink
+        self.scorer = get_scorer(own.config.scorer)
+        self.recorder: QueryRecorder | None = None
+        if Need.QUERIES not in self.scorer.needs or min(geometry.keep) == geometry.chunk:
+            return
+        impls = {
+            index: vllm_config.compilation_config.static_forward_context[name].impl
+            for name, index in layers.items()
+        }
+        self.scale = torch.tensor([impls[layer].scale for layer in range(geometry.layers)], device=device)
+        self.rotary = None
+        if Need.ROTARY in self.scorer.needs:
+            model = vllm_config.model_config
+            sizes = (geometry.layers, geometry.head_size, model.max_model_len)
+            self.rotary = find_rotary(model.hf_text_config, *sizes, device)
+        scheduler = vllm_config.scheduler_config
+        self.recorder = QueryRecorder(
+            geometry,
+            layers,
+            heads=impls[0].num_heads,
+            width=own.config.query_window,
+            step_tokens=scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
+            dtype=dtype,
+            device=device,
+        )
+
+    def between_steps(
+        self, pool: torch.Tensor, rows: torch.Tensor, common: CommonAttentionMetadata
+    ) -> Capture | None:
+        """Seal what is due before a step. Returns what the step's layers are to copy aside, if anything.
+
+        Args:
+            pool: [pages, group_size, page_tokens, 2 * head_size].
+            rows: int32 [requests, width], page ids.
+        """
+        lengths = common.seq_lens_cpu_upper_bound
+        lengths = (common.seq_lens if lengths is None else lengths)[: common.num_reqs]
+        starts = (lengths - common.query_start_loc_cpu[: common.num_reqs + 1].diff()).tolist()
+        # On a CPU this only reads; elsewhere only a scorer that needs queries has the page ids copied.
+        pages = rows[: common.num_reqs, 0].tolist() if self.recorder else []
+        for index, tokens in enumerate(starts):
+            chunk = self.geometry.sealing(tokens)
+            if chunk is None or (pages and pages[index] == NULL_PAGE):
+                continue
+            observed = None
+            if self.recorder is not None:
+                observed = Observed(self.recorder.take(pages[index], tokens), self.scale, self.rotary)
+            with self.meter.timing():
+                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
+        return self.recorder.plan(pages, starts, lengths.tolist()) if self.recorder else None

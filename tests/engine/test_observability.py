@@ -1,0 +1,231 @@
+"""The routes and metrics of a whole `tangram serve`, against the formula; a small model, random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tangram.client import CompletionRequest, EngineClient
+from tangram.config import TangramConfig
+from tangram.errors import EngineRejected
+from tangram.predict import predict
+from tangram.profile import ModelShape, Profile
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS, KV_HEADS, HEAD_SIZE = 3, 2, 32
+SHAPE = ModelShape("tiny", LAYERS, KV_HEADS, HEAD_SIZE, 4, "float32", 1024)
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_SIZE,
+    "vocab_size": 49152,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+PROFILE = Profile(((0.1, 0.2), (0.3, 0.5), (0.7, 0.9)), ((0.05, 0.0),) * LAYERS)
+SETTINGS = {"retention": 0.4, "chunk": 64, "window": 32, "rewind": 32, "group_size": 4, "scorer": "keydiff"}
+KEY = "engine-key"
+
+
+@dataclass(frozen=True)
+class Served:
+    url: str
+    config: TangramConfig
+
+
+@pytest.fixture(scope="module")
+def served(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("serve")
+    model = folder / "model"
+    model.mkdir()
+    for path in bundled_model_dir.glob("*token*"):
+        shutil.copy(path, model)
+    (model / "config.json").write_text(json.dumps(MODEL))
+    PROFILE.save(folder / "profile.json")
+    config = TangramConfig.from_mapping(SETTINGS | {"profile": str(folder / "profile.json")})
+    options = [
+        f"--tangram-{name.replace('_', '-')}={getattr(config, name)}" for name in (*SETTINGS, "profile")
+    ]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tangram", "serve", str(model), *options]
+    command += ["--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "float32", "--seed", "0"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
+    command += ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(32 << 20)]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TANGRAM_CHECK_INTEGRITY": "1",
+    }
+    log = folder / "engine.log"
+    with log.open("w") as output:
+        engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        asyncio.run(until_ready(f"http://127.0.0.1:{port}", engine, log))
+        yield Served(f"http://127.0.0.1:{port}", config)
+    finally:
+        engine.terminate()
+        try:
+            engine.wait(60)
+        except subprocess.TimeoutExpired:
+            engine.kill()
+            engine.wait()
+
+
+async def until_ready(url: str, engine: subprocess.Popen[bytes], log: Path) -> None:
+    async with EngineClient(url, api_key=KEY) as client:
+        while not await client.health():
+            if engine.poll() is not None:
+                pytest.fail(f"the engine ended with {engine.returncode}:\n{log.read_text()[-6000:]}")
+            await asyncio.sleep(0.2)
+
+
+async def say(client: EngineClient, prompt: list[int], salt: str, answer: int) -> list[int]:
+    """The ids of a greedy answer."""
+    request = CompletionRequest(
+        "tiny", prompt, answer, temperature=0.0, cache_salt=salt, extra={"ignore_eos": True}
+    )
+    return [token async for chunk in client.stream(request) for token in chunk.token_ids]
+
+
+async def metrics(client: EngineClient) -> dict[str, float]:
+    """The engine's samples without labels of vLLM's, by name and our labels."""
+    return {
+        sample.name + "".join(f" {value}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(await client.metrics_text())
+        for sample in family.samples
+        if sample.name.startswith(("tangram_", "vllm:prompt_tokens"))
+    }
+
+
+async def test_the_routes_and_the_metrics_agree_with_the_formula(served: Served) -> None:
+    g = predict(served.config, SHAPE).geometry
+    async with EngineClient(served.url, api_key=KEY) as client:
+        long, short = list(range(100, 500)), list(range(1000, 1050))
+        long += await say(client, long, "anna", 10)
+        long += list(range(600, 620))
+        long += await say(client, long, "anna", 10)  # continues its row
+        short += await say(client, short, "berta", 5)
+        held = {len(long) - 1: "anna", len(short) - 1: "berta"}  # the last sampled token was never fed
+        pages = sum(map(g.pages, held))
+
+        memory = await client.memory()
+        assert {sequence["tokens"] for sequence in memory["sequences"]} == set(held)
+        for sequence in memory["sequences"]:
+            assert sequence["state"] == "resident"
+            assert sequence["pages"] == g.pages(sequence["tokens"])
+            assert sequence["sealed_chunks"] == g.sealed(sequence["tokens"])
+        assert memory["used_bytes"] == pages * g.page_bytes
+        assert memory["full_cache_bytes"] == sum(map(g.full_bytes, held))
+        for layer, row in enumerate(g.head_tier):
+            for head, tier in enumerate(row):
+                assert memory["heads"]["tokens_kept"][layer][head] == sum(
+                    g.kept_tokens(n, tier) for n in held
+                )
+                assert memory["heads"]["pages"][layer][head] == sum(g.tier_pages(n, tier) for n in held)
+        assert sum(memory["pool"]["pages"].values()) == memory["pool"]["total_pages"]
+
+        longest = max(memory["sequences"], key=lambda sequence: sequence["tokens"])
+        one = await client.memory(longest["id"])
+        assert one["sequences"][0]["id"] == longest["id"]
+        assert one["heads"]["tokens_kept"][2][1] == g.kept_tokens(len(long) - 1, g.head_tier[2][1])
+        with pytest.raises(EngineRejected, match="is not in the pool") as error:
+            await client.memory("cmpl-unknown")
+        assert error.value.status == 404
+
+        profile = await client.profile()
+        assert profile["heads"]["mean"] == [list(row) for row in PROFILE.mean]
+        pool = memory["pool"]["total_pages"] * g.page_bytes
+        assert profile["prediction"] == predict(served.config, SHAPE).within(pool).to_dict()
+        assert profile["prediction"]["empty_slots"] == g.keep[1] // g.page_tokens * 2, (
+            "six heads in two groups of four"
+        )
+        preview = await client.preview(retention=0.2, lengths=[len(long) - 1])
+        assert preview["pages_at"][str(len(long) - 1)] < g.pages(len(long) - 1)
+        assert len(set((await client.preview(scope="uniform"))["heads"]["budget"][0])) == 1
+
+        status = await client.status()
+        assert (status["model"]["name"], status["profile"]) == ("tiny", served.config.profile)
+        assert status["config"] == served.config.to_dict()
+        assert status["kernels"] in ("native", "reference")
+        assert status["requests"] == {"running": 0, "waiting": 0}
+        assert status["conversations"] == {"running": 0, "resident": 2, "prefix": 0}
+        seals = g.sealed(len(long) - 1) + g.sealed(len(short) - 1)
+        assert status["counters"]["takeovers"] == 1
+        assert status["seals"]["count"] == status["counters"]["seals"] == seals >= 5
+
+        before = await metrics(client)
+        assert before["tangram_up scheduler"] == before["tangram_up worker"] == 1
+        assert before["tangram_pages resident"] == pages
+        assert before["tangram_pages ring"] == before["tangram_pages sealed"] == 0
+        assert before["tangram_pages free"] == memory["pool"]["total_pages"] - pages
+        assert before["tangram_conversations_resident"] == 2
+        assert before["tangram_takeovers_total"] == 1
+        assert before["tangram_seal_seconds_count"] == before["tangram_seals_total"] == seals
+        assert 0 < before["tangram_seal_seconds_sum"] < 60
+        assert any(name.startswith("vllm:prompt_tokens") for name in before), "vLLM's own are still there"
+
+        assert await client.evict(idle_seconds=3600) == {"conversations": 0, "pages": 0}
+        assert await client.evict(sequence=longest["id"]) == {
+            "conversations": 1,
+            "pages": g.pages(len(long) - 1),
+        }
+        assert await client.evict(everything=True) == {"conversations": 1, "pages": g.pages(len(short) - 1)}
+        after = await metrics(client)
+        assert after["tangram_pages free"] == memory["pool"]["total_pages"]
+        assert after["tangram_conversations_resident"] == 0
+        assert after["tangram_evictions_total"] == 2
+        assert (await client.memory())["sequences"] == []
+
+
+async def test_a_running_request_is_seen_and_not_evicted(served: Served) -> None:
+    g = predict(served.config, SHAPE).geometry
+    async with EngineClient(served.url, api_key=KEY) as client:
+        await client.evict(everything=True)
+        request = CompletionRequest(
+            "tiny", list(range(2000, 2300)), 700, temperature=0.0, cache_salt="c", extra={"ignore_eos": True}
+        )
+        stream = client.stream(request)
+        await anext(stream)
+        (running,) = (await client.memory())["sequences"]
+        assert running["state"] == "running"
+        assert running["pages"] == g.pages(running["tokens"])
+        assert await client.evict(everything=True) == {"conversations": 0, "pages": 0}
+        seen = await metrics(client)
+        assert seen["tangram_sequences_running"] == 1
+        assert seen["tangram_pages ring"] == g.ring_pages
+        assert seen["tangram_pages sealed"] % g.pages_per_chunk == 0
+        assert seen["tangram_pages sealed"] >= g.sealed(300) * g.pages_per_chunk
+        await stream.aclose()  # aborts it
+
+
+async def test_the_key_guards_the_routes(served: Served) -> None:
+    async with httpx.AsyncClient(base_url=served.url, trust_env=False) as http:
+        for path in ("status", "profile", "memory"):
+            assert (await http.get(f"/tangram/{path}")).status_code == 401
+        assert (await http.post("/tangram/evict", json={"all": True})).status_code == 401
+        assert (await http.post("/tangram/preview", json={})).status_code == 401
+        assert (await http.get("/metrics")).status_code == 200

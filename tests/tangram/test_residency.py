@@ -1,0 +1,387 @@
+"""The whole of scheduling and residency: vLLM's scheduler, our rules, a worker that checks every slot."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tangram.errors import ConfigError
+from tangram.geometry import Geometry
+from tests.tangram.simulated_worker import VOCABULARY
+from tests.tangram.simulation import GEOMETRY as G
+from tests.tangram.simulation import ODD_GEOMETRIES, Simulation, vllm_config
+
+Make = Callable[..., Simulation]
+LENGTH = 512
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Build a simulation; ``ours`` are our settings, the rest is vLLM's."""
+    folder = tmp_path_factory.mktemp("model")
+
+    def build(
+        pages: int,
+        depth: int = 2,
+        ours: dict[str, Any] | None = None,
+        geometry: Geometry = G,
+        **engine: Any,
+    ) -> Simulation:
+        return Simulation(vllm_config(folder, LENGTH, ours or {}, **engine), pages, depth, geometry)
+
+    return build
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+@pytest.fixture
+def sim(make: Make) -> Iterator[Simulation]:
+    simulation = make(2000)
+    yield simulation
+    simulation.close()
+
+
+# ---- take-over, rewind ------------------------------------------------------------------------------------
+
+
+def test_a_next_turn_reads_only_what_is_new(sim: Simulation) -> None:
+    prompt, held = tokens(1, 150), 0
+    for turn in range(5):
+        sim.add(f"t{turn}", prompt, 20)
+        sim.run()
+        if turn:
+            assert sim.cached[f"t{turn}"] == (held - 1) // G.page_tokens * G.page_tokens
+        prompt = prompt + sim.outputs[f"t{turn}"]
+        held = len(prompt)
+        prompt = prompt + tokens(turn, 13)
+    assert sim.manager.counters["takeovers"] == 4
+    assert sim.manager.counters["rewinds"] == 0
+
+
+@pytest.mark.parametrize("back", [1, 16, 20, 32])
+def test_an_edit_within_rewind_resumes(sim: Simulation, back: int) -> None:
+    sim.add("first", tokens(1, 200), 1)
+    sim.run()
+    sim.add("edited", tokens(1, 200)[: 200 - back] + tokens(9, 30), 4)
+    sim.run()
+    assert sim.cached["edited"] == (200 - back) // G.page_tokens * G.page_tokens
+    assert sim.manager.counters["rewinds"] == (back > 8)
+
+
+def test_an_edit_of_an_edit_never_resumes_from_what_the_first_had_overwritten(sim: Simulation) -> None:
+    """Written to 150, the ring of 144 has lost its first page; going back twice must not want it."""
+    start = tokens(1, 150)
+    for index, kept in enumerate((150, 118, 90, 70)):
+        sim.add(str(index), start[:kept] + tokens(10 + index, 1), 1)
+        sim.run()
+    assert sim.cached["1"] == 112
+    assert (sim.cached["2"], sim.cached["3"]) == (0, 64), (
+        "computed anew, and then one that never went further"
+    )
+
+
+def test_an_edit_beyond_rewind_computes_all_again(sim: Simulation) -> None:
+    sim.add("first", tokens(1, 200), 1)
+    sim.run()
+    sim.add("edited", tokens(1, 150) + tokens(9, 30), 4)
+    sim.run()
+    assert sim.cached["edited"] == 0
+
+
+@pytest.mark.parametrize("length", range(150, 200, 3))
+def test_resuming_at_around_and_on_a_seal_boundary(sim: Simulation, length: int) -> None:
+    """The first boundaries are at 96 and 160."""
+    sim.add("first", tokens(1, length), 1)
+    sim.run()
+    sim.add("second", tokens(1, length) + sim.outputs["first"] + tokens(2, 90), 2)
+    sim.run()
+    assert sim.cached["second"] == length // G.page_tokens * G.page_tokens
+
+
+# ---- fork -------------------------------------------------------------------------------------------------
+
+
+def test_two_requests_continue_one_conversation_at_once(sim: Simulation) -> None:
+    sim.add("first", tokens(1, 300), 8)
+    sim.run()
+    history = tokens(1, 300) + sim.outputs["first"]
+    sim.add("left", history + tokens(2, 20), 40)
+    sim.step()
+    sim.add("right", history + tokens(3, 20), 40)
+    sim.run()
+    # The first of them takes the row over; the second forks what runs, and shares its sealed pages.
+    assert sim.cached["left"] == sim.cached["right"] == 304
+    assert sim.manager.counters["takeovers"] == sim.manager.counters["forks"] == 1
+    ends = [len(sim.prompts[name][0]) + 40 - 1 for name in ("left", "right")]
+    shared = G.sealed(303) * G.pages_per_chunk
+    used = sim.pages - sim.manager.block_pool.get_num_free_blocks()
+    assert used == sum(G.pages(end) for end in ends) - shared
+
+
+def test_a_fork_survives_its_source(sim: Simulation) -> None:
+    sim.add("source", tokens(1, 300), 60)
+    for _ in range(8):
+        sim.step()
+    sim.add("fork", tokens(1, 300), 60)
+    sim.step()
+    sim.step()
+    assert sim.manager.counters["forks"] == 1
+    sim.abort("source")
+    sim.scheduler._evict({"all": True})
+    sim.run()
+    assert sim.outputs["fork"] == sim.expected("fork")
+
+
+def test_nothing_forks_from_what_is_not_computed_yet(sim: Simulation) -> None:
+    """Both are admitted in one step: neither has anything that the other could copy."""
+    for name in "ab":
+        sim.add(name, tokens(1, 120), 5)
+    sim.run()
+    assert sim.manager.counters["forks"] == 0
+
+
+# ---- common prefixes --------------------------------------------------------------------------------------
+
+
+def test_conversations_with_one_system_prompt_share_its_sealed_pages(sim: Simulation) -> None:
+    system = tokens(7, 200)
+    length = G.prefix_length(1)
+    assert length <= 200
+    for index in range(6):
+        sim.add(f"c{index}", system + tokens(100 + index, 40), 5)
+        sim.run()
+    # The second one shows that the prompt is shared; from the third on it is.
+    assert [sim.cached[f"c{index}"] for index in range(6)] == [0, 0, *[length] * 4]
+    assert sim.manager.counters["prefixes"] == 2, "one at each boundary within the prompt"
+    (kept,) = (s for s in sim.manager.snapshot().sequences if s.state == "prefix")
+    assert kept.tokens == length, "the longer one took the place of the shorter"
+    rows = {row.name: row for row in sim.manager.resident.rows() if not row.shared}
+    sealed = [rows[f"c{index}"].pages[G.ring_pages :][: 2 * G.pages_per_chunk] for index in range(2, 6)]
+    assert all(pages == sealed[0] for pages in sealed)
+
+
+def test_a_prefix_outlives_its_conversations_and_goes_when_room_is_needed(sim: Simulation) -> None:
+    system = tokens(7, 120)
+    for index in range(2):
+        sim.add(f"c{index}", system + tokens(100 + index, 40), 5)
+        sim.run()
+    rows = [row for row in sim.manager.resident.rows() if not row.shared]
+    sim.manager.evict(rows)
+    sim.add("later", system + tokens(300, 10), 5)
+    sim.run()
+    assert sim.cached["later"] == G.prefix_length(0)
+
+
+def test_a_fork_is_not_resumed_before_the_raw_tokens_that_it_copied(sim: Simulation) -> None:
+    """It copied those from the boundary on; what lies before is in its source's ring only."""
+    system = tokens(7, G.prefix_length(1))
+    for index, more in enumerate((60, 60, 9)):
+        sim.add(f"c{index}", system + tokens(100 + index, more), 2)
+        sim.run()
+    assert sim.manager.counters["forks"] == 1
+    sim.manager.evict([row for row in sim.manager.resident.rows() if row.name != "c2"])
+    sim.add("edit", system[: G.boundary(1) + 1] + tokens(9, 60), 2)
+    sim.run()
+    assert sim.cached["c2"] == G.prefix_length(1)
+    assert sim.cached["edit"] == 0
+
+
+def test_answers_alike_are_no_shared_prompt(sim: Simulation) -> None:
+    """Only prompts are watched, or every regenerated answer would be kept twice."""
+    for name in "ab":
+        sim.add(name, tokens(1, 40), 150)
+        sim.run()
+        sim.manager.evict()
+    assert sim.manager.counters["prefixes"] == 0
+
+
+def test_a_conversation_that_is_computed_again_shares_nothing_with_itself(sim: Simulation) -> None:
+    """Repeated as it was, and continued, after its row was evicted."""
+    prompt = tokens(1, 250)
+    for turn in range(3):
+        sim.add(f"t{turn}", prompt, 5)
+        sim.run()
+        sim.add(f"again{turn}", prompt, 5)
+        sim.run()
+        sim.manager.evict()
+        prompt = prompt + sim.outputs[f"t{turn}"] + tokens(turn, 30)
+    assert sim.manager.counters["prefixes"] == 0
+
+
+@pytest.mark.parametrize("more", range(1, 20, 3))
+def test_the_shortest_message_after_a_system_prompt_tells_conversations_apart(
+    sim: Simulation, more: int
+) -> None:
+    system = tokens(7, G.prefix_length(0))
+    for index in range(3):
+        sim.add(f"c{index}", system + tokens(100 + index, more), 60)
+        sim.run()
+    assert sim.cached["c2"] == G.prefix_length(0)
+
+
+# ---- isolation --------------------------------------------------------------------------------------------
+
+
+def test_another_salt_never_hits(sim: Simulation) -> None:
+    prompt = tokens(1, 250)
+    for index, salt in enumerate(["me", "you", "me", "you", "they"]):
+        sim.add(f"r{index}", prompt, 3, salt=salt)
+    sim.run()
+    for index, salt in enumerate(["me", "you", "new"]):
+        sim.add(f"s{index}", prompt + tokens(5, 20), 3, salt=salt)
+        sim.run()
+    assert [sim.cached[f"s{index}"] for index in range(3)] == [240, 240, 0]
+
+
+def test_running_requests_of_another_salt_are_not_forked(sim: Simulation) -> None:
+    sim.add("mine", tokens(1, 200), 60, salt="me")
+    for _ in range(6):
+        sim.step()
+    sim.add("yours", tokens(1, 200), 60, salt="you")
+    sim.run()
+    assert sim.cached["yours"] == 0
+
+
+# ---- room -------------------------------------------------------------------------------------------------
+
+
+def test_idle_conversations_hold_no_more_than_their_share(make: Make) -> None:
+    sim = make(200, ours={"resident_share": 0.25})
+    for index in range(12):
+        sim.add(str(index), tokens(index, 100), 2)
+        sim.run()
+        assert sim.manager.resident.releasable() <= 50
+    assert len(sim.manager.resident) > 0
+    sim.close()
+
+
+def test_a_returning_conversation_whose_row_is_gone_is_counted(make: Make) -> None:
+    sim = make(G.pages(LENGTH))
+    sim.add("first", tokens(1, 200), 2)
+    sim.run()
+    sim.add("other", tokens(2, 480), 2)
+    sim.run()
+    assert sim.manager.counters["evictions"] == 1
+    assert sim.manager.counters["misses"] == 0
+    sim.add("again", tokens(1, 200) + sim.outputs["first"] + tokens(3, 9), 2)
+    sim.run()
+    assert sim.manager.counters["misses"] == 1
+    assert sim.manager.counters["reprefilled_tokens"] == 192
+    sim.close()
+
+
+def test_a_pool_too_small_for_one_conversation_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match="lower --max-model-len"):
+        make(G.pages(LENGTH) - 1)
+
+
+def crowd(sim: Simulation, count: int) -> None:
+    """Requests that together want many times the pool."""
+    rng = random.Random(5)
+    for index in range(count):
+        sim.add(str(index), tokens(index, rng.randint(20, 250)), rng.randint(1, 200))
+
+
+def test_with_reservation_nothing_is_ever_preempted(make: Make) -> None:
+    sim = make(2 * G.pages(LENGTH), ours={"reserve": "on"})
+    crowd(sim, 25)
+    sim.run()
+    assert sim.scheduler.preemptions == 0
+    assert len(sim.finished) == 25
+    sim.close()
+
+
+def test_without_reservation_preemption_is_bounded_and_all_end(make: Make) -> None:
+    sim = make(2 * G.pages(LENGTH))
+    crowd(sim, 25)
+    sim.run()
+    assert 0 < sim.scheduler.preemptions <= 25 * 8
+    assert len(sim.finished) == 25
+    sim.close()
+
+
+def test_a_preempted_request_resumes_from_its_row(make: Make) -> None:
+    """Two that grow in a pool that holds one and a half: the younger waits with its row, which is cut only
+    as far as the older one needs."""
+    sim = make(G.pages(LENGTH) + 20)
+    sim.add("old", tokens(1, 90), 12)
+    sim.add("young", tokens(2, 90), 200)
+    sim.run()
+    assert sim.outputs["young"] == sim.expected("young")
+    sim.close()
+
+
+# ---- everything at once -----------------------------------------------------------------------------------
+
+
+def drive(sim: Simulation, rng: random.Random, steps: int) -> None:
+    """New conversations on shared system prompts, next turns, twins, edits, aborts, evictions."""
+    systems = [tokens(1000, 130), tokens(1001, 40), []]
+    histories: list[tuple[list[int], str]] = []
+    serial = 0
+    for _ in range(steps):
+        waiting = len(sim.prompts) - len(sim.finished)
+        if waiting < 12 and rng.random() < 0.35:
+            serial += 1
+            kind = rng.choice(["new", "next", "next", "edit", "edit", "twin"])
+            if kind == "new" or not histories:
+                prompt, salt = rng.choice(systems) + tokens(serial, rng.randint(1, 60)), rng.choice("uv")
+            else:
+                past, salt = rng.choice(histories[-8:])
+                if kind == "edit":
+                    past = past[: max(1, len(past) - rng.randint(0, 45))]
+                prompt = past + tokens(serial, rng.randint(0 if kind == "twin" else 1, 80))
+            prompt = prompt[:400] or [1]
+            name, count = f"r{serial}", rng.randint(1, 100)
+            sim.add(name, prompt, count, salt)
+            if kind == "twin":
+                sim.add(f"{name}twin", prompt, rng.randint(1, 60), salt)
+            histories.append((prompt + sim.expected(name)[: rng.randint(0, count)], salt))
+        alive = [name for name in sim.prompts if name not in sim.finished]
+        if alive and rng.random() < 0.03:
+            sim.abort(rng.choice(alive))
+        if rng.random() < 0.01:
+            sim.scheduler._evict({"idle_seconds": 0.0})
+        sim.step()
+    sim.run()
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(0, 2**32), st.integers(1, 2), st.booleans(), st.sampled_from([1.0, 0.5]), st.integers(1, 4)
+)
+def test_no_order_of_events_breaks_anything(
+    make: Make, seed: int, depth: int, reserve: bool, share: float, pools: int
+) -> None:
+    """Hundreds of steps each; the worker checks every slot that is read, written, sealed or copied, the
+    manager checks its books twice a step, and every answer is the model's."""
+    budget = random.Random(seed).choice([32, 100, 1000])
+    sim = make(
+        pools * G.pages(LENGTH),
+        depth,
+        {"reserve": reserve, "resident_share": share},
+        max_num_batched_tokens=budget,
+        max_num_seqs=8,
+    )
+    drive(sim, random.Random(seed), 250)
+    assert sim.worker.reads > 0
+    if reserve:
+        assert sim.scheduler.preemptions == 0
+    sim.close()
+
+
+@pytest.mark.parametrize("geometry", ODD_GEOMETRIES)
+@pytest.mark.parametrize("reserve", [True, False])
+def test_settings_at_their_limits_break_nothing(make: Make, geometry: Geometry, reserve: bool) -> None:
+    sim = make(2 * geometry.pages(LENGTH), 2, {"reserve": reserve}, geometry, max_num_seqs=6)
+    drive(sim, random.Random(7), 120)
+    assert sim.manager.counters["takeovers"] + sim.manager.counters["forks"] > 0
+    sim.close()
