@@ -11,6 +11,7 @@ from kernels.errors import KernelBuildError, KernelConfigError, KernelError
 from kernels.layout import RaggedLayout
 from kernels.ops import implementation, prepare
 from kernels.ragged import ragged_append, ragged_attention, ragged_gather
+from kernels.sealing import ragged_seal
 
 __all__ = [
     "KernelBuildError",
@@ -22,4 +23,5 @@ __all__ = [
     "ragged_append",
     "ragged_attention",
     "ragged_gather",
+    "ragged_seal",
 ]

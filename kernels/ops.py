@@ -1,9 +1,9 @@
-"""Registration of the ragged operators with torch, as ``tangram::ragged_append`` and
-``tangram::ragged_attention``.
+"""Registration of the ragged operators with torch: ``tangram::ragged_append``, ``tangram::ragged_attention``
+and ``tangram::ragged_seal``.
 
 The operators take tensors and plain integers only, so that a compiled graph can hold them. A device joins
-by implementing both for its dispatch key: the CPU with kernels, GPUs with the references for now. Neither
-operator returns anything: each writes one of its arguments in place, which the schema declares.
+by implementing them for its dispatch key. No operator returns anything: each writes one of its arguments in
+place, which the schema declares.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from kernels import fallback
 from kernels.cpu import dispatch
+from kernels.cuda import dispatch as cuda
 
 _GEOMETRY = (
     "Tensor rows, Tensor query_start_loc, Tensor seq_lens, Tensor head_tier, Tensor head_member, "
@@ -22,22 +23,32 @@ library = torch.library.Library("tangram", "FRAGMENT")
 library.define(f"ragged_append(Tensor key, Tensor value, Tensor(a!) pool, {_GEOMETRY}) -> ()")
 library.define(
     f"ragged_attention(Tensor(a!) out, Tensor query, Tensor pool, {_GEOMETRY}, float scale, "
-    "Tensor? sinks=None, float soft_cap=0.0) -> ()",
+    "Tensor? sinks=None, float soft_cap=0.0, int max_query=0, bool singles=True) -> ()",
+)
+library.define(
+    "ragged_seal(Tensor(a!) pool, Tensor rows, Tensor due, Tensor tier_offset, Tensor tier_heads, "
+    "int page_tokens, int ring_slots, int chunk, int window, int sink, Tensor? scores=None) -> ()"
 )
 library.impl("ragged_append", dispatch.append, "CPU")
 library.impl("ragged_attention", dispatch.attention, "CPU")
-library.impl("ragged_append", fallback.append, "CUDA")
-library.impl("ragged_attention", fallback.attention, "CUDA")
+library.impl("ragged_seal", fallback.seal, "CPU")
+library.impl("ragged_append", cuda.append, "CUDA")
+library.impl("ragged_attention", cuda.attention, "CUDA")
+library.impl("ragged_seal", cuda.seal, "CUDA")
 
 
-def prepare(device: torch.device) -> None:
+def prepare(device: torch.device, dtype: torch.dtype | None = None, head_size: int = 0) -> None:
     """Compile and load what the operators need on a device, so that their first call does not wait for it.
+
+    On a GPU that depends on the pool's element type and the head size; without them nothing is prepared.
 
     Raises:
         KernelError: ``TANGRAM_KERNELS`` is not understood, or insists on kernels that cannot be built.
     """
     if device.type == "cpu":
         dispatch.native()
+    elif device.type == "cuda" and dtype is not None:
+        cuda.prepare(device, dtype, head_size)
 
 
 def implementation(device: torch.device) -> str:
@@ -46,8 +57,9 @@ def implementation(device: torch.device) -> str:
 
 
 def _nothing(*_: object) -> None:
-    """The fake of both operators: they return nothing and only write in place."""
+    """The fake of all operators: they return nothing and only write in place."""
 
 
 torch.library.register_fake("tangram::ragged_append", _nothing, lib=library)
 torch.library.register_fake("tangram::ragged_attention", _nothing, lib=library)
+torch.library.register_fake("tangram::ragged_seal", _nothing, lib=library)

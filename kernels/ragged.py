@@ -82,20 +82,26 @@ def ragged_attention(
     scale: float,
     sinks: torch.Tensor | None = None,
     soft_cap: float = 0.0,
+    max_query: int = 0,
+    singles: bool = True,
 ) -> None:
     """Attend the step's queries of one layer to what their heads hold, the step's own tokens included.
 
     The keys and values of the step must be in the pool already (``ragged_append``). Sums are float32; only
-    the output is rounded. A query's result does not depend on how the step was cut, on the rest of the
-    batch or on the number of threads, bit for bit, as long as one native library computes it.
+    the output is rounded. On a CPU a query's result does not depend on how the step was cut, on the rest of
+    the batch or on the number of threads, bit for bit, as long as one native library computes it. On a GPU
+    the batch decides where a history is cut, and so the order of the sums.
 
     Args:
         out: ``[T, Hq, D]``, written in place; token and head strides are free. query: ``[T, Hq, D]``;
             ``Hq`` is a multiple of ``Hkv``, query head h reads KV head ``h // (Hq / Hkv)``. scale: factor
             of the scores before the softmax. sinks: float32 ``[Hq]``, a score beside the tokens' that takes
             weight from them and adds no value (gpt-oss). soft_cap: above 0, a score s becomes
-            ``soft_cap * tanh(s / soft_cap)`` (Gemma-2). pool, rows, query_start_loc, seq_lens, head_tier,
-            head_member, layout: as in ``ragged_append``.
+            ``soft_cap * tanh(s / soft_cap)`` (Gemma-2). max_query: no request has more new tokens than this,
+            a hint that saves a launch when it is 1; 0 where that is not known. singles: False is a hint that
+            no request has exactly one new token, and saves another; where it is wrong, such requests get no
+            output on a GPU. pool, rows, query_start_loc, seq_lens, head_tier, head_member, layout: as in
+            ``ragged_append``.
 
     Raises:
         ValueError, TypeError: as in ``ragged_append``.
@@ -130,4 +136,6 @@ def ragged_attention(
         scale,
         sinks,
         soft_cap,
+        max_query,
+        singles,
     )

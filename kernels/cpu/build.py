@@ -45,9 +45,9 @@ def library(flags: tuple[str, ...] = ()) -> Path:
         if not prebuilt:
             raise
         return prebuilt[-1]
-    target = directory / f"{name}-{_digest([*compiler, _version(compiler)])}.so"
+    target = directory / f"{name}-{digest([*compiler, compiler_version(compiler)])}.so"
     if not target.exists():
-        _compile([*compiler, *options, str(SOURCES / "binding.cpp"), *openmp.link_flags], target)
+        compile_library([*compiler, *options, str(SOURCES / "binding.cpp"), *openmp.link_flags], target)
     return target
 
 
@@ -77,15 +77,17 @@ def _identity(options: list[str], openmp: OpenMP) -> str:
     """A name for everything but the compiler: sources, options, OpenMP runtime and CPU."""
     sources = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
     texts = [text for source in sources for text in (source.name, source.read_text(encoding="utf-8"))]
-    return _digest([*options, openmp.identity, _cpu_model(), *texts])
+    return digest([*options, openmp.identity, _cpu_model(), *texts])
 
 
-def _digest(parts: list[str]) -> str:
+def digest(parts: list[str]) -> str:
+    """A short name for a list of texts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _version(compiler: list[str]) -> str:
-    return _run([*compiler, "--version"]).stdout.partition("\n")[0]
+def compiler_version(compiler: list[str]) -> str:
+    """What the compiler says of its version."""
+    return _run([*compiler, "--version"]).stdout.strip()
 
 
 def _cpu_model() -> str:
@@ -99,7 +101,12 @@ def _cpu_model() -> str:
     return platform.machine() + "\n".join(sorted(first))
 
 
-def _compile(command: list[str], target: Path) -> None:
+def compile_library(command: list[str], target: Path) -> None:
+    """Run a compiler's command, to which ``-o`` is added, and put its library in place in one step.
+
+    Raises:
+        KernelBuildError: the command failed or the directory cannot be written.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)

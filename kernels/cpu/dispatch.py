@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from functools import cache
 from typing import Any
 
 import torch
 
 from kernels import fallback
+from kernels.choice import implementation
 from kernels.cpu.native import Native, load
-from kernels.errors import KernelBuildError, KernelConfigError
+from kernels.errors import KernelBuildError
 
 logger = logging.getLogger(__name__)
-
-CHOICES = ("auto", "native", "reference")
 
 
 @cache
@@ -23,12 +21,10 @@ def native() -> Native | None:
     """The native kernels, or None where ``TANGRAM_KERNELS`` or a missing compiler leaves the reference.
 
     Raises:
-        KernelConfigError: ``TANGRAM_KERNELS`` is none of ``CHOICES``.
+        KernelConfigError: ``TANGRAM_KERNELS`` is not understood.
         KernelBuildError: it is ``native`` and the library cannot be built.
     """
-    choice = os.environ.get("TANGRAM_KERNELS", "auto").strip().lower() or "auto"
-    if choice not in CHOICES:
-        raise KernelConfigError(f"TANGRAM_KERNELS: {choice!r} is not one of {', '.join(CHOICES)}")
+    choice = implementation()
     if choice == "reference":
         return None
     try:

@@ -88,8 +88,10 @@ class Native:
         scale: float,
         sinks: torch.Tensor | None = None,
         soft_cap: float = 0.0,
+        max_query: int = 0,
+        singles: bool = True,
     ) -> None:
-        """``ragged_attention``."""
+        """``ragged_attention``; ``max_query`` and ``singles``, hints, are of no use here."""
         tables = (rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset)
         step = _step(query.shape[0], pool, tables, (page_tokens, ring_slots, chunk, window))
         strides = (*out.stride()[:2], *query.stride()[:2])

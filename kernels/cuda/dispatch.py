@@ -1,0 +1,143 @@
+"""The CUDA side of the registered operators: the compiled kernels where they fit, else the references."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+
+from kernels import fallback
+from kernels.choice import implementation
+from kernels.cuda import build
+from kernels.cuda.native import Native, architecture, load
+from kernels.errors import KernelBuildError
+
+logger = logging.getLogger(__name__)
+
+# A chunk's scores lie in shared memory while it is sealed. A block's rows hold whole groups of query heads.
+MOST_CHUNK = 8192
+MOST_GROUP = 64
+
+
+@cache
+def native(device: torch.device, dtype: torch.dtype, head_size: int) -> Native | None:
+    """The compiled kernels for these elements and heads, or None where the references must do.
+
+    Raises:
+        KernelConfigError: ``TANGRAM_KERNELS`` is not understood.
+        KernelBuildError: it is ``native`` and the library cannot be built.
+    """
+    choice = implementation()
+    if choice == "reference" or dtype not in build.ELEMENTS or head_size % 32 or head_size > 256:
+        return None
+    arch = architecture(device)
+    if int(arch.removeprefix("sm_")) < 80:
+        return None
+    try:
+        return load(build.Variant(dtype, head_size, arch))
+    except KernelBuildError as error:
+        if choice == "native":
+            raise
+        logger.warning("CUDA kernels are unavailable, attention will be slow: %s", error)
+        return None
+
+
+def prepare(device: torch.device, dtype: torch.dtype, head_size: int) -> None:
+    """Compile and load the kernels, and allocate their workspace."""
+    library = native(device, dtype, head_size)
+    if library is not None:
+        library.workspace(device)
+
+
+def append(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    rows: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    head_tier: torch.Tensor,
+    head_member: torch.Tensor,
+    tier_offset: torch.Tensor,
+    page_tokens: int,
+    ring_slots: int,
+    chunk: int,
+    window: int,
+) -> None:
+    """``tangram::ragged_append`` on a GPU."""
+    tables = (rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset)
+    geometry = (page_tokens, ring_slots, chunk, window)
+    library = native(pool.device, pool.dtype, key.shape[2])
+    if library is None:
+        fallback.append(key, value, pool, *tables, *geometry)
+    else:
+        library.append(key, value, pool, tables, geometry)
+
+
+def attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    rows: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    head_tier: torch.Tensor,
+    head_member: torch.Tensor,
+    tier_offset: torch.Tensor,
+    page_tokens: int,
+    ring_slots: int,
+    chunk: int,
+    window: int,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
+    max_query: int = 0,
+    singles: bool = True,
+) -> None:
+    """``tangram::ragged_attention`` on a GPU."""
+    tables = (rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset)
+    geometry = (page_tokens, ring_slots, chunk, window)
+    library = native(pool.device, pool.dtype, query.shape[2]) if _fits(pool, page_tokens) else None
+    if library is None or query.shape[1] > MOST_GROUP * head_tier.shape[0]:
+        fallback.attention(out, query, pool, *tables, *geometry, scale, sinks, soft_cap)
+        return
+    query = query if _aligned(query, 16) else query.contiguous()
+    target = out if _aligned(out, 4) else torch.empty_like(query)
+    library.attention(target, query, pool, tables, geometry, scale, sinks, soft_cap, max_query, singles)
+    if target is not out:
+        used = query_start_loc[-1:].expand(out.shape[0]) > torch.arange(out.shape[0], device=out.device)
+        out.copy_(torch.where(used[:, None, None], target, out))
+
+
+def seal(
+    pool: torch.Tensor,
+    rows: torch.Tensor,
+    due: torch.Tensor,
+    tier_offset: torch.Tensor,
+    tier_heads: torch.Tensor,
+    page_tokens: int,
+    ring_slots: int,
+    chunk: int,
+    window: int,
+    sink: int,
+    scores: torch.Tensor | None = None,
+) -> None:
+    """``tangram::ragged_seal`` on a GPU."""
+    geometry = (page_tokens, ring_slots, chunk, window)
+    fits = _fits(pool, page_tokens) and chunk <= MOST_CHUNK
+    library = native(pool.device, pool.dtype, pool.shape[3] // 2) if fits else None
+    if library is None:
+        fallback.seal(pool, rows, due, tier_offset, tier_heads, *geometry, sink, scores)
+    else:
+        library.seal(pool, rows, due, tier_offset, tier_heads, geometry, sink, scores)
+
+
+def _fits(pool: torch.Tensor, page_tokens: int) -> bool:
+    """Whether pages hold whole units of 16 tokens and are aligned to the copies' 16 bytes."""
+    return page_tokens % 16 == 0 and _aligned(pool, 16)
+
+
+def _aligned(tensor: torch.Tensor, size: int) -> bool:
+    item = tensor.element_size()
+    return tensor.data_ptr() % size == 0 and all(stride * item % size == 0 for stride in tensor.stride()[:-1])

@@ -1,0 +1,200 @@
+"""Load a compiled CUDA library and call its kernels on tensors.
+
+Calls wait for nothing and allocate nothing but, once for each device, the workspace of attention: they can be
+captured in a CUDA graph. Calls on one device must follow one another, as those of one stream do, because they
+share that workspace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kernels.cuda import build
+from kernels.errors import KernelBuildError, KernelError
+
+# The structures of the headers, packed in the order of their fields there.
+_STEP = struct.Struct("7P3q10i")  # tangram::Step, step.cuh
+_FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
+_ATTEND = struct.Struct("7P4q4i2f")  # tangram::Attend, attend.cuh
+_SEAL = struct.Struct("3P2i")  # tangram::Seal, seal.cuh
+
+Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Native:
+    """The functions of one compiled library: one element type, one head size.
+
+    Raises:
+        KernelBuildError: the library cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = ctypes.CDLL(str(path))
+            self._append = library.tangram_append
+            self._attention = library.tangram_attention
+            self._seal = library.tangram_seal
+            self._workspace = library.tangram_workspace
+            self._error = library.tangram_error
+        except (OSError, AttributeError) as error:
+            raise KernelBuildError(f"cannot load {path}: {error}") from error
+        for function in (self._append, self._attention, self._seal):
+            function.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+            function.restype = ctypes.c_int
+        self._workspace.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
+        self._workspace.restype = ctypes.c_int
+        self._error.argtypes = (ctypes.c_int,)
+        self._error.restype = ctypes.c_char_p
+        self._workspaces: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def append(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        tables: Tables,
+        geometry: tuple[int, int, int, int],
+    ) -> None:
+        """``ragged_append``; ``tables`` and ``geometry`` in the registered operator's order."""
+        pointers = (key.data_ptr(), value.data_ptr())
+        strides = (*key.stride()[:2], *value.stride()[:2])
+        fresh = _FRESH.pack(*pointers, *strides, key.shape[2], key.element_size())
+        self._run(self._append, pool, _step(key.shape[0], pool, tables, geometry), fresh)
+
+    def attention(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        pool: torch.Tensor,
+        tables: Tables,
+        geometry: tuple[int, int, int, int],
+        scale: float,
+        sinks: torch.Tensor | None,
+        soft_cap: float,
+        max_query: int,
+        singles: bool,
+    ) -> None:
+        """``ragged_attention``; ``tables`` and ``geometry`` as for ``append``."""
+        partial, arrived, plan, pieces = self.workspace(pool.device)
+        pointers = (out.data_ptr(), query.data_ptr(), 0 if sinks is None else sinks.data_ptr())
+        strides = (*out.stride()[:2], *query.stride()[:2])
+        attend = _ATTEND.pack(
+            *pointers,
+            partial.data_ptr(),
+            arrived.data_ptr(),
+            plan.data_ptr(),
+            pieces.data_ptr(),
+            *strides,
+            query.shape[1],
+            max_query,
+            singles,
+            0,
+            scale,
+            soft_cap,
+        )
+        self._run(self._attention, pool, _step(query.shape[0], pool, tables, geometry), attend)
+
+    def seal(
+        self,
+        pool: torch.Tensor,
+        rows: torch.Tensor,
+        due: torch.Tensor,
+        tier_offset: torch.Tensor,
+        tier_heads: torch.Tensor,
+        geometry: tuple[int, int, int, int],
+        sink: int,
+        scores: torch.Tensor | None,
+    ) -> None:
+        """``ragged_seal``."""
+        pointers = (due.data_ptr(), tier_heads.data_ptr(), 0 if scores is None else scores.data_ptr())
+        step = _pack_step(pool, rows, (0, 0, 0, 0), tier_offset, 0, 0, geometry)
+        self._run(self._seal, pool, step, _SEAL.pack(*pointers, due.shape[0], sink))
+
+    def workspace(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Where blocks that share a history leave their sums, the counters of those that have, a plan.
+
+        Raises:
+            KernelError: a graph is being captured before the first call on this device.
+        """
+        index = _index(device)
+        if index not in self._workspaces:
+            if torch.cuda.is_current_stream_capturing():
+                raise KernelError("ragged attention must run once before it is captured in a graph")
+            sizes = (ctypes.c_int64 * 4)()
+            self._check(self._workspace(index, sizes))
+            partial, counters, plan, pieces = sizes
+            self._workspaces[index] = (
+                torch.empty(partial, dtype=torch.uint8, device=device),
+                torch.zeros(counters, dtype=torch.int32, device=device),
+                torch.empty(plan, dtype=torch.int32, device=device),
+                torch.empty(pieces, dtype=torch.uint8, device=device),
+            )
+        return self._workspaces[index]
+
+    def _run(self, function: Callable[..., int], pool: torch.Tensor, step: bytes, rest: bytes) -> None:
+        stream = torch.cuda.current_stream(pool.device).cuda_stream
+        self._check(function(step, rest, _index(pool.device), stream))
+
+    def _check(self, error: int) -> None:
+        if error:
+            raise KernelError(f"a ragged kernel could not be launched: {self._error(error).decode()}")
+
+
+@cache
+def load(variant: build.Variant) -> Native:
+    """The library of a variant, compiled if need be and loaded once.
+
+    Raises:
+        KernelBuildError: it cannot be built or loaded.
+    """
+    return Native(build.library(variant))
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """The device's architecture as nvcc names it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _step(tokens: int, pool: torch.Tensor, tables: Tables, geometry: tuple[int, int, int, int]) -> bytes:
+    rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset = tables
+    pointers = (
+        query_start_loc.data_ptr(),
+        seq_lens.data_ptr(),
+        head_tier.data_ptr(),
+        head_member.data_ptr(),
+    )
+    return _pack_step(pool, rows, pointers, tier_offset, tokens, head_tier.shape[0], geometry)
+
+
+def _pack_step(
+    pool: torch.Tensor,
+    rows: torch.Tensor,
+    pointers: tuple[int, int, int, int],
+    tier_offset: torch.Tensor,
+    tokens: int,
+    heads: int,
+    geometry: tuple[int, int, int, int],
+) -> bytes:
+    requests, width = rows.shape
+    pages, members, _, _ = pool.shape
+    return _STEP.pack(
+        rows.data_ptr(),
+        *pointers,
+        tier_offset.data_ptr(),
+        pool.data_ptr(),
+        *(rows.stride(0), pool.stride(0), pages),
+        *(width, requests, tokens, heads, tier_offset.shape[0] - 1, members),
+        *geometry,
+    )

@@ -1,0 +1,103 @@
+"""Batches on a GPU: those of ``ragged_batch``, and large ones answered by the float32 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels import RaggedLayout, fallback, ragged_append, ragged_attention
+from tests.kernels.ragged_batch import Batch
+
+# Weights are rounded to the elements' type before they meet the values, as in every such kernel.
+LARGEST = {torch.bfloat16: 8e-3, torch.float16: 1.2e-3}
+OVERALL = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
+
+POISON = float("nan")
+
+
+def to_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the GPU with the same strides."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    return copy.copy_(tensor)
+
+
+def check(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compare with the exact answer: each element, and all of them together."""
+    out, expected = out.double().cpu(), expected.double().cpu()
+    torch.testing.assert_close(out, expected, rtol=LARGEST[dtype], atol=LARGEST[dtype])
+    assert float((out - expected).norm()) <= OVERALL[dtype] * float(expected.norm())
+
+
+def attend(batch: Batch, max_query: int = 0) -> torch.Tensor:
+    """Append the step on the GPU, attend it and check it against the brute-force answer."""
+    layout, pool = batch.sizes.layout, to_gpu(batch.pool)
+    tables = [to_gpu(table) for table in batch.tables]
+    key, value, query = (to_gpu(batch.step(parts)) for parts in (batch.keys, batch.values, batch.queries))
+    ragged_append(key, value, pool, *tables, layout)
+    out = torch.full_like(query, POISON)
+    scoring: dict[str, Any] = dict(batch.scoring)
+    if scoring["sinks"] is not None:
+        scoring["sinks"] = scoring["sinks"].cuda()
+    ragged_attention(out, query, pool, *tables, layout, batch.scale, **scoring, max_query=max_query)
+    check(out, batch.expected(), batch.sizes.dtype)
+    return out
+
+
+class Large:
+    """Requests whose pages hold random numbers throughout, too many for brute force.
+
+    The pool's first page, which no request owns, is poisoned.
+    """
+
+    def __init__(
+        self,
+        layout: RaggedLayout,
+        lengths: list[int],
+        steps: list[int],
+        *,
+        kv_heads: int = 8,
+        group: int = 4,
+        dtype: torch.dtype = torch.bfloat16,
+        members: int = 8,
+        seed: int = 0,
+    ) -> None:
+        random = torch.Generator(device="cuda").manual_seed(seed)
+        self.layout, self.dtype = layout, dtype
+        width = max(layout.width(n) for n in lengths)
+        pages = 1 + width * len(lengths)
+        order = torch.randperm(pages - 1, generator=random, device="cuda").add(1).to(torch.int32)
+        self.rows = order.reshape(len(lengths), width)
+        shape = (pages, members, layout.page_tokens, 2 * layout.head_size)
+        self.pool = torch.randn(shape, generator=random, device="cuda", dtype=dtype)
+        self.pool[0] = POISON
+        self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        starts = torch.tensor([0, *steps]).cumsum(0)
+        self.query_start_loc = starts.to(torch.int32).cuda()
+        self.tier = (torch.arange(kv_heads, device="cuda") % layout.tiers).to(torch.int32)
+        self.member = (torch.arange(kv_heads, device="cuda") % members).to(torch.int32)
+        heads = (int(starts[-1]), kv_heads * group, layout.head_size)
+        self.query = torch.randn(heads, generator=random, device="cuda", dtype=dtype)
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        return self.rows, self.query_start_loc, self.seq_lens, self.tier, self.member
+
+    def run(self, out: torch.Tensor, max_query: int = 0) -> torch.Tensor:
+        scale = self.layout.head_size**-0.5
+        ragged_attention(out, self.query, self.pool, *self.tables, self.layout, scale, max_query=max_query)
+        return out
+
+    def expected(self) -> torch.Tensor:
+        layout, out = self.layout, torch.zeros_like(self.query, dtype=torch.float32)
+        geometry = (layout.page_tokens, layout.ring_slots, layout.chunk, layout.window)
+        offsets = layout.offset_tensor(self.pool.device)
+        fallback.attention(
+            out, self.query, self.pool, *self.tables, offsets, *geometry, layout.head_size**-0.5
+        )
+        return out
+
+    def attend(self) -> torch.Tensor:
+        out = self.run(torch.full_like(self.query, POISON))
+        check(out, self.expected(), self.dtype)
+        return out
