@@ -136,7 +136,9 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         self, kv_cache_spec: RaggedSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        prepare(device)  # before the engine says that it is ready, not in somebody's first request
+        prepare(
+            device, kv_cache_spec.dtype, kv_cache_spec.head_size
+        )  # before the engine says that it is ready, not in somebody's first request
         meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
