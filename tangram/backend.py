@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.models.utils import extract_layer_index
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -101,6 +102,7 @@ class RaggedMetadata:
         seq_lens: int32 [requests], lengths after the step.
         tables: layer name to (head_tier, head_member), int32 [kv_heads] each.
         capture: queries to copy aside for a later seal, if any.
+        max_query, singles: what the attention may know of the step, see :func:`kernels.ragged_attention`.
     """
 
     num_actual_tokens: int
@@ -111,6 +113,8 @@ class RaggedMetadata:
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
     layout: RaggedLayout
     capture: Capture | None = None
+    max_query: int = 0
+    singles: bool = True
 
 
 class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -130,15 +134,16 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
         if is_window(kv_cache_spec):
             return window_backend.cudagraph_support(vllm_config, kv_cache_spec)
-        return cls._cudagraph_support
+        if not current_platform.is_cuda() or runtime.active().config.observed:
+            return cls._cudagraph_support  # a captured step could not set queries aside
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def __init__(
         self, kv_cache_spec: RaggedSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        prepare(
-            device, kv_cache_spec.dtype, kv_cache_spec.head_size
-        )  # before the engine says that it is ready, not in somebody's first request
+        # Before the engine says that it is ready, not in somebody's first request.
+        prepare(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
         meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
@@ -172,6 +177,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         common = common_attn_metadata
         pool, rows = self.pool(), common.block_table_tensor
         capture = self.sealer.between_steps(pool, rows, common)
+        longest = common.max_query_len
+        new = common.query_start_loc_cpu[: common.num_reqs + 1].diff()
         return RaggedMetadata(
             num_actual_tokens=common.num_actual_tokens,
             pool=pool,
@@ -181,6 +188,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             tables=self.tables,
             layout=self.layout,
             capture=capture,
+            max_query=longest,
+            singles=longest == 1 or bool((new == 1).any()),
         )
 
 
@@ -254,5 +263,6 @@ class RaggedImpl(AttentionImpl[Any]):
         tier, member = step.tables[layer.layer_name]
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         ragged_append(key, value, *batch)
-        ragged_attention(output, query, *batch, self.scale, self.sinks, self.soft_cap)
+        hints = (step.max_query, step.singles)
+        ragged_attention(output, query, *batch, self.scale, self.sinks, self.soft_cap, *hints)
         return output

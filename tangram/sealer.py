@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from kernels import ragged_seal
 from tangram import runtime
 from tangram.geometry import Geometry
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
@@ -45,6 +46,9 @@ class Sealer:
         own = runtime.active()
         self.geometry = geometry
         self.meter = meter
+        self.layout = runtime.kernel_layout(geometry)
+        members = [len(tier.heads) for tier in geometry.tiers]
+        self.members = torch.tensor(members, dtype=torch.int32, device=device)
         self.sink = own.config.sink
         self.scorer = get_scorer(own.config.scorer)
         self.recorder: QueryRecorder | None = None
@@ -85,6 +89,9 @@ class Sealer:
         starts = (lengths - common.query_start_loc_cpu[: common.num_reqs + 1].diff()).tolist()
         # On a CPU this only reads; elsewhere only a scorer that needs queries has the page ids copied.
         pages = rows[: common.num_reqs, 0].tolist() if self.recorder else []
+        if pool.is_cuda and self.scorer.name == "keydiff":
+            self._seal_all(pool, rows, starts)
+            return None
         for index, tokens in enumerate(starts):
             chunk = self.geometry.sealing(tokens)
             if chunk is None or (pages and pages[index] == NULL_PAGE):
@@ -95,3 +102,12 @@ class Sealer:
             with self.meter.timing():
                 seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
         return self.recorder.plan(pages, starts, lengths.tolist()) if self.recorder else None
+
+    def _seal_all(self, pool: torch.Tensor, rows: torch.Tensor, starts: list[int]) -> None:
+        """All chunks that are due, in one launch each for choosing and writing."""
+        chunks = ((index, self.geometry.sealing(tokens)) for index, tokens in enumerate(starts))
+        due = [(index, chunk) for index, chunk in chunks if chunk is not None]
+        if due:
+            with self.meter.timing():
+                which = torch.tensor(due, dtype=torch.int32).to(pool.device, non_blocking=True)
+                ragged_seal(pool, rows, which, self.members, self.layout, self.sink)
