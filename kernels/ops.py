@@ -51,8 +51,11 @@ def prepare(device: torch.device, dtype: torch.dtype | None = None, head_size: i
         cuda.prepare(device, dtype, head_size)
 
 
-def implementation(device: torch.device) -> str:
-    """What the operators run on a device: "native" kernels or the plain-torch "reference"."""
+def implementation(device: torch.device, dtype: torch.dtype | None = None, head_size: int = 0) -> str:
+    """What the operators run on a device: "native" kernels or the plain-torch "reference". On a GPU that
+    depends on the pool's element type and the head size."""
+    if device.type == "cuda" and dtype is not None:
+        return "reference" if cuda.native(device, dtype, head_size) is None else "native"
     return "native" if device.type == "cpu" and dispatch.native() is not None else "reference"
 
 

@@ -136,6 +136,9 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             return window_backend.cudagraph_support(vllm_config, kv_cache_spec)
         if not current_platform.is_cuda() or runtime.active().config.observed:
             return cls._cudagraph_support  # a captured step could not set queries aside
+        kind = (torch.device("cuda"), kv_cache_spec.dtype, kv_cache_spec.head_size)
+        if implementation(*kind) != "native":
+            return cls._cudagraph_support
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def __init__(
@@ -144,7 +147,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         # Before the engine says that it is ready, not in somebody's first request.
         prepare(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
-        meter = seal_meter.serve(vllm_config.instance_id, implementation(device))
+        kernels = implementation(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
+        meter = seal_meter.serve(vllm_config.instance_id, kernels)
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)

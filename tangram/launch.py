@@ -81,7 +81,9 @@ def _report(config: VllmConfig) -> None:
     """Log how the cache will be cut. Raises TangramError for what it cannot serve."""
     own = Runtime.from_vllm(config)
     prediction = prediction_of(own)
-    kernels = implementation(config.device_config.device)
+    device = config.device_config.device
+    # The worker knows which kernels a GPU runs; this process leaves the GPU alone.
+    kernels = implementation(device) if device.type == "cpu" else "cuda"
     logger.info("%s", summary(own, prediction, kernels, config.cache_config.kv_cache_memory_bytes))
     for warning in prediction.warnings:
         logger.warning("Ragged cache: %s", warning)
