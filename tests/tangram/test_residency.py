@@ -299,6 +299,35 @@ def test_with_reservation_nothing_is_ever_preempted(make: Make) -> None:
     sim.close()
 
 
+def test_reservation_counts_drafts_beyond_the_last_token(make: Make) -> None:
+    sim = make(2 * G.pages(LENGTH), ours={"reserve": "on"})
+    sim.scheduler.num_spec_tokens = 5
+    sim.add("a", tokens(1, 90), 20)
+    assert sim.scheduler._final_length("a") == 90 + 20 + 5
+    sim.add("b", tokens(2, 90), LENGTH)
+    assert sim.scheduler._final_length("b") == LENGTH
+    sim.abort("a")
+    sim.abort("b")
+    sim.close()
+
+
+@pytest.mark.parametrize("reserve", ["on", "off"])
+def test_a_request_that_fits_the_pool_but_not_beside_its_prefix_does_not_wait_for_ever(
+    make: Make, reserve: str
+) -> None:
+    """The copies that a shared prefix holds are more than is left beside the longest conversation."""
+    sim = make(G.pages(LENGTH), ours={"reserve": reserve})
+    system = tokens(7, G.prefix_length(1))
+    for index in range(2):
+        sim.add(f"c{index}", system + tokens(100 + index, 60), 2)
+        sim.run()
+    assert any(row.shared for row in sim.manager.resident.rows())
+    sim.add("long", system + tokens(300, LENGTH - len(system) - 21), 20)
+    sim.run()
+    assert sim.cached["long"] == 0, "the prefix had to go"
+    sim.close()
+
+
 def test_without_reservation_preemption_is_bounded_and_all_end(make: Make) -> None:
     sim = make(2 * G.pages(LENGTH))
     crowd(sim, 25)
