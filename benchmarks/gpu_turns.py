@@ -1,0 +1,163 @@
+"""Two turns of conversations on a GPU: the plugin beside stock vLLM, on random weights of Qwen3-4B's shape.
+
+    python benchmarks/gpu_turns.py [--engines stock "tangram 0.25"] [--eager] [--kv-gib 16]
+        [--cases 1x4096 16x4096 1x32768 8x32768] [--json FILE]
+
+Each engine runs in a process of its own, one after another, with torch.compile and CUDA graphs unless
+--eager, prefix caching, and the same bytes of KV cache. A case is conversations x tokens of their first
+message: 64 tokens are generated, then 128 new ones follow and 64 more are generated. Reported: the latest
+first token, the mean time between tokens, and how many tokens of the second turn were still in the cache.
+With the plugin a conversation alone is also answered again from nothing: the tokens must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ENGINES = {"stock": None, "tangram 1.0": 1.0, "tangram 0.5": 0.5, "tangram 0.25": 0.25}
+ANSWER, MESSAGE = 64, 128
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+}
+TINY = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4096}
+
+
+def worker(job: dict[str, Any]) -> None:
+    """Child: one engine, all cases, one JSON line each."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints; the answers have a channel of their own
+    retention = ENGINES[job["engine"]]
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_PLUGINS"] = "tangram" if retention else ""
+    options: dict[str, Any] = {}
+    if retention:
+        os.environ["TANGRAM"] = "1"
+        from tangram.config import TangramConfig
+
+        config = TangramConfig(retention=retention)
+        options = {
+            "scheduler_cls": "tangram.scheduler.TangramScheduler",
+            "block_size": config.page_tokens,
+            "additional_config": json.loads(config.to_json()),
+        }
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    if retention and not current_platform.is_cpu():
+        options["attention_backend"] = "CUSTOM"
+    llm = LLM(
+        job["model"],
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=40960,
+        enforce_eager=job["eager"],
+        kv_cache_memory_bytes=int(job["kv_gib"] * 2**30),
+        max_num_seqs=64,
+        enable_prefix_caching=True,
+        disable_log_stats=False,
+        **options,
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True, detokenize=False)
+
+    def ask(prompts: list[list[int]]) -> tuple[list[list[int]], dict[str, Any]]:
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        stats = [output.metrics for output in outputs]
+        between = [(s.last_token_ts - s.first_token_ts) / (ANSWER - 1) for s in stats]
+        figures = {
+            "ttft": max(s.first_token_ts - s.queued_ts for s in stats),
+            "itl": sum(between) / len(between),
+            "cached": sum(output.num_cached_tokens for output in outputs),
+        }
+        return [list(output.outputs[0].token_ids) for output in outputs], figures
+
+    def text(seed: int, count: int) -> list[int]:
+        return [(seed * 7919 + i * 104729) % 4000 for i in range(count)]
+
+    ask([text(999, 700)])
+    for case, (batch, length) in enumerate(job["cases"]):
+        prompts = [text(1 + b + 1000 * case, length) for b in range(batch)]
+        said, first = ask(prompts)
+        prompts = [p + answer + text(5, MESSAGE) for p, answer in zip(prompts, said, strict=True)]
+        again, second = ask(prompts)
+        result = {"conversations": batch, "tokens": length, "first": first, "second": second}
+        if retention:
+            llm.llm_engine.engine_core.engine_core.scheduler.manager.evict()
+            result["resumed_is_recomputed"] = ask(prompts[:1])[0][0] == again[0] if batch == 1 else None
+        print(json.dumps(result), file=answers, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", nargs="+", default=["stock", "tangram 0.25"], choices=ENGINES)
+    parser.add_argument("--cases", nargs="+", default=["1x4096", "16x4096", "1x32768", "8x32768"])
+    parser.add_argument("--kv-gib", type=float, default=16.0, help="GiB of KV cache")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile and CUDA graphs")
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script anywhere")
+    parser.add_argument("--json", type=Path, help="also write all figures here")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(json.loads(arguments.worker))
+        return
+    cases = [tuple(int(part) for part in case.split("x")) for case in arguments.cases]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(MODEL | (TINY if arguments.tiny else {})))
+        columns = ("case", "TTFT 1 s", "TTFT 2 s", "ITL 1 ms", "ITL 2 ms", "cached")
+        print(f"{'engine':<14}" + "".join(f"{column:>10}" for column in columns))
+        for engine in arguments.engines:
+            job = {"engine": engine, "model": folder, "cases": cases}
+            for row in run(job | {"eager": arguments.eager, "kv_gib": arguments.kv_gib}):
+                rows.append({"engine": engine, **row})
+                first, second = row["first"], row["second"]
+                print(
+                    f"{engine:<14}{row['conversations']:>4}x{row['tokens']:<5}{first['ttft']:>10.3f}"
+                    f"{second['ttft']:>10.3f}{1e3 * first['itl']:>10.2f}{1e3 * second['itl']:>10.2f}"
+                    f"{second['cached']:>10}",
+                    flush=True,
+                )
+                if row.get("resumed_is_recomputed") is False:
+                    sys.exit("a resumed conversation answered otherwise than a recomputed one")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def run(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of one engine's process."""
+    command = [sys.executable, __file__, "--worker", json.dumps(job)]
+    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"{job['engine']}: the engine ended with {done.returncode}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+if __name__ == "__main__":
+    main()
