@@ -276,9 +276,11 @@ class Geometry:
         return self.boundary(chunk) + self.page_tokens
 
     def row_width(self, n: int) -> int:
-        """Page ids of the row that vLLM keeps for a request of up to ``n`` tokens: room for all its pages,
-        and for what vLLM's own slot mapping indexes, a page a block of tokens."""
-        return max(self.pages(n), ceil_div(n, self.page_tokens))
+        """Page ids of the row that vLLM keeps for a request of up to ``n`` tokens: room for a whole ring,
+        behind which the kernels look for sealed pages however short ``n`` is, for all of those, and for what
+        vLLM's own slot mapping indexes, a page a block of tokens."""
+        whole = self.ring_pages + self.sealed(n) * self.pages_per_chunk
+        return max(whole, ceil_div(n, self.page_tokens))
 
     # ---- memory --------------------------------------------------------------------------------
 

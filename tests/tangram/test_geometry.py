@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.layout import RaggedLayout
 from tangram.errors import ConfigError
 from tangram.geometry import Geometry, Tier, uniform_tiers
 
@@ -71,6 +72,15 @@ def test_every_visible_token_has_its_own_place(g: Geometry, n: int) -> None:
         raw = [(g.ring_index(p, tier), p % g.page_tokens) for p in range(g.sealed(n) * g.chunk, n)]
         assert len(set(sealed + raw)) == len(sealed) + len(raw) == g.kept_tokens(n, tier)
         assert all(index < g.pages(n) for index, _ in sealed + raw)
+
+
+@given(geometries(), st.integers(0, 60), st.integers(0, 60))
+def test_a_row_is_as_wide_as_the_kernels_want_it_at_any_length(g: Geometry, longest: int, n: int) -> None:
+    """Also in an engine whose greatest length is shorter than a ring."""
+    size = g.page_tokens
+    layout = RaggedLayout(size, g.ring_slots, g.chunk, g.window, g.keep, 2 * g.head_size)
+    assert g.row_width(longest) >= layout.width(min(n, longest))
+    assert g.row_width(longest) >= max(g.pages(longest), -(-longest // size))
 
 
 @given(geometries(), st.integers(0, 60))
