@@ -23,28 +23,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ENGINES = {"stock": None, "tangram 1.0": 1.0, "tangram 0.5": 0.5, "tangram 0.25": 0.25}
+from engines import ENGINES, answers_channel, plugin_options
+
 NEW_TOKENS = 64
 
 
 def worker(model: str, retention: float | None, context: int) -> None:
     """Child: load one engine, then answer one JSON line of work with one JSON line of seconds."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM prints; the answers have a channel of their own
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    answers = answers_channel()
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    os.environ["VLLM_PLUGINS"] = "tangram" if retention else ""
-    options: dict[str, Any] = {}
-    if retention:
-        os.environ["TANGRAM"] = "1"
-        from tangram.config import TangramConfig
-
-        config = TangramConfig(retention=retention)
-        options = {
-            "scheduler_cls": "tangram.scheduler.TangramScheduler",
-            "block_size": config.page_tokens,
-            "additional_config": json.loads(config.to_json()),
-        }
+    options = plugin_options(retention)
     from vllm import LLM, SamplingParams
 
     llm = LLM(

@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ENGINES = {"stock": None, "tangram 1.0": 1.0, "tangram 0.5": 0.5, "tangram 0.25": 0.25}
+from engines import ENGINES, answers_channel, plugin_options
+
 ANSWER, MESSAGE = 64, 128
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -47,22 +48,9 @@ TINY |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4096}
 
 def worker(job: dict[str, Any]) -> None:
     """Child: one engine, all cases, one JSON line each."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM prints; the answers have a channel of their own
+    answers = answers_channel()
     retention = ENGINES[job["engine"]]
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["VLLM_PLUGINS"] = "tangram" if retention else ""
-    options: dict[str, Any] = {}
-    if retention:
-        os.environ["TANGRAM"] = "1"
-        from tangram.config import TangramConfig
-
-        config = TangramConfig(retention=retention)
-        options = {
-            "scheduler_cls": "tangram.scheduler.TangramScheduler",
-            "block_size": config.page_tokens,
-            "additional_config": json.loads(config.to_json()),
-        }
+    options = plugin_options(retention)
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 

@@ -121,10 +121,6 @@ class Windows:
             needed.extend(block for blocks in found for block in blocks if not block.is_null)
         return needed
 
-    def can_resume(self, hashes: Sequence[Any], length: int) -> bool:
-        """Whether the window layers can continue after ``length`` tokens."""
-        return self.blocks_at(hashes, length) is not None
-
     # ---- idle conversations -----------------------------------------------------------------------------
 
     def hold(self, row: Hashable, hashes: Sequence[Any], lengths: Iterable[int]) -> None:

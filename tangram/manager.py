@@ -299,10 +299,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         if prompt is None or length > len(prompt) or index >= len(hashes):
             return
         shared = self._prefixes.shared(hashes[index], Prompt.of(hashes, prompt, self.geometry.page_tokens))
-        intact = (
-            self.geometry.can_rewind(request.num_computed_tokens, length)
-            and self.geometry.raw_start(length) >= live.raw_from
-        )
+        intact = self.resident.intact(length, request.num_computed_tokens, live.raw_from)
         if shared and intact and self._keeps_rows and not self.resident.has_prefix(hashes[index]):
             self._keep_prefix(request, length, hashes[index], pending)
 

@@ -99,11 +99,12 @@ class ResidentRows:
         last = tokens // size * size
         first = max(size, (tokens - self._geometry.rewind) // size * size)
         lengths = {self._observable(n) for n in range(min(first, last), last + 1, size)}
-        return sorted(
-            n
-            for n in lengths
-            if n >= size and self._geometry.can_rewind(written, n) and self._geometry.raw_start(n) >= raw_from
-        )
+        return sorted(n for n in lengths if n >= size and self.intact(n, written, raw_from))
+
+    def intact(self, n: int, written: int, raw_from: int) -> bool:
+        """Whether a ring that was written for ``written`` tokens, and holds nothing before ``raw_from``, has
+        all raw tokens that a sequence resuming with ``n`` needs."""
+        return self._geometry.can_rewind(written, n) and self._geometry.raw_start(n) >= raw_from
 
     def furthest_back(self) -> int:
         """Tokens before its end from which on a row can be resumed, at most."""
@@ -208,10 +209,6 @@ class ResidentRows:
     def has_prefix(self, prefix: Hashable) -> bool:
         """Whether a shared row ends with this prefix."""
         return any(row.shared for row in self._by_hash.get(prefix, ()))
-
-    def named(self, name: str) -> Row | None:
-        """The row that a request of that name left."""
-        return next((row for row in self._rows.values() if row.name == name), None)
 
     def oldest(self, spare: Row | None = None) -> Row | None:
         """The row to evict next, never ``spare``."""

@@ -209,11 +209,11 @@ def test_a_length_that_the_window_layers_lost_is_not_offered() -> None:
     engine.cache.free(request)
     windows, (row,) = engine.ours.windows, engine.ours.resident.rows()
     windows.release(row)
-    assert windows.can_resume(request.block_hashes, 60), "free, but nobody has taken them yet"
+    assert windows.blocks_at(request.block_hashes, 60) is not None, "free, but nobody has taken them yet"
     for seed in range(1, 9):
         with engine.ours.keeping_nothing():
             engine.turn(tokens(100, seed))
-    assert not windows.can_resume(request.block_hashes, 60)
+    assert windows.blocks_at(request.block_hashes, 60) is None
     assert engine.ours.resident.rows() == [row]
     assert engine.turn(text) == 0
 
