@@ -122,10 +122,10 @@ class WidePlan:
         )
 
 
-def staged_pages(layout: RaggedLayout, tokens: int) -> int:
-    """Staged pages that a step of so many tokens needs at most, if no wide request has less than a chunk of
-    new tokens."""
-    size, requests = layout.page_tokens, max(1, tokens // layout.chunk)
+def staged_pages(layout: RaggedLayout, tokens: int, least: int) -> int:
+    """Staged pages that a step of so many tokens needs at most, if each wide request brings ``least`` of them
+    or more."""
+    size, requests = layout.page_tokens, max(1, tokens // least)
     return -(-tokens // size) + requests * (-(-(layout.chunk + layout.window) // size) + 1)
 
 
@@ -135,20 +135,19 @@ class Sequences:
     Args:
         pool: ``[P, G, B, 2 * D]``.
         query_heads, kv_heads: of a layer.
-        tokens: of a step, at most.
+        pages: staged ones, see :func:`staged_pages`.
 
     Raises:
         KernelError: no table of 32-bit numbers reaches from the pool to a buffer of ours.
     """
 
     def __init__(
-        self, pool: torch.Tensor, layout: RaggedLayout, query_heads: int, kv_heads: int, tokens: int
+        self, pool: torch.Tensor, layout: RaggedLayout, query_heads: int, kv_heads: int, pages: int
     ) -> None:
         check_pool(pool, layout)
         self.pool, self.layout, self.kv_heads = pool, layout, kv_heads
         self.group = query_heads // kv_heads
         slot, item = layout.page_tokens * 2 * layout.head_size, pool.element_size()
-        pages = staged_pages(layout, tokens)
         room = torch.empty((pages * kv_heads + 1) * slot, dtype=pool.dtype, device=pool.device)
         # Where the staged pages begin is ours to choose: at a whole number of slots from the pool, so that
         # only the pages' own padding keeps the unit below a slot.

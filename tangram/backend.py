@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kernels import implementation, prepare, ragged_append, ragged_attention
 from kernels.layout import RaggedLayout
+from kernels.wide import staged_pages
 from tangram import runtime, seal_meter, window_backend
 from tangram.errors import UnsupportedError
 from tangram.layer_support import check_layer, check_shape
@@ -218,12 +219,13 @@ def wide_steps(
 ) -> WideSteps:
     """How this worker goes about steps that cross seal boundaries."""
     scheduler = vllm_config.scheduler_config
+    tokens = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
     native = implementation(device, dtype, layout.head_size) == "native"
     return WideSteps(
         layout,
         (impl.num_heads, impl.num_kv_heads),
         own.config.sink,
-        scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
+        staged_pages(layout, tokens, own.geometry.least_wide),
         flash_version(device, dtype, layout.head_size) if native else None,
     )
 

@@ -221,6 +221,12 @@ class Geometry:
         before the next."""
         return range(self.next_boundary(start), end, self.chunk)
 
+    @cached_property
+    def least_wide(self) -> int:
+        """New tokens that a step must bring to be worth crossing a boundary. It also bounds how many requests
+        of a step do, whose raw tails are copied (:func:`kernels.wide.staged_pages`)."""
+        return max(self.page_tokens, self.chunk // 4)
+
     def sealing(self, n: int) -> int | None:
         """The chunk to seal when exactly ``n`` tokens are in the cache, or None."""
         chunk, rest = divmod(n - self.window, self.chunk)

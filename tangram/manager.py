@@ -188,11 +188,10 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     def step_end(self, request: Request, start: int, end: int) -> int:
         """Where a step from ``start`` cached tokens to at most ``end`` is to end: at the next seal boundary,
-        unless steps may be wide and this one is worth it, with a chunk or more of new tokens. A prefix that
-        another conversation had, too, can be kept only while its last tokens are raw: a wide step that would
-        pass it ends there."""
+        unless steps may be wide and this one brings enough. A prefix that another conversation had, too, can
+        be kept only while its last tokens are raw: a wide step that would pass it ends there."""
         boundary = self.geometry.next_boundary(start)
-        if end <= boundary or not self.room.policy.wide or end - start < self.geometry.chunk:
+        if end <= boundary or not self.room.policy.wide or end - start < self.geometry.least_wide:
             return min(end, boundary)
         hashes, tokens = self._offers.hashes(request), request.prompt_token_ids
         last = self.geometry.sealed(end - self.geometry.page_tokens)

@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from kernels import KernelError, RaggedLayout, ragged_append, ragged_attention, ragged_seal
-from kernels.wide import Sequences, WidePlan, WideRequest, staged_pages
+from kernels.wide import Sequences, WidePlan, WideRequest
 
 logger = init_logger(__name__)
 
@@ -113,14 +113,14 @@ class WideSteps:
     Args:
         heads: (query heads, KV heads) of a layer.
         sink: first tokens of a sequence that are always kept.
-        step_tokens: of a step, at most.
+        pages: staged ones of a step, at most.
         version: of FlashAttention; None where it cannot be used.
     """
 
     def __init__(
-        self, layout: RaggedLayout, heads: tuple[int, int], sink: int, step_tokens: int, version: int | None
+        self, layout: RaggedLayout, heads: tuple[int, int], sink: int, pages: int, version: int | None
     ) -> None:
-        self.layout, self.heads, self.sink, self.step_tokens = layout, heads, sink, step_tokens
+        self.layout, self.heads, self.sink, self.pages = layout, heads, sink, pages
         self.version = version
         self._sequences: Sequences | None = None
 
@@ -130,7 +130,7 @@ class WideSteps:
             return None
         if self._sequences is None or self._sequences.pool.data_ptr() != pool.data_ptr():
             try:
-                self._sequences = Sequences(pool, self.layout, *self.heads, self.step_tokens)
+                self._sequences = Sequences(pool, self.layout, *self.heads, self.pages)
             except KernelError as problem:
                 logger.warning("wide steps go part by part: %s", problem)
                 self.version = None
@@ -161,9 +161,7 @@ class WideSteps:
         """
         if self.version is None or not query.is_cuda:
             return
-        kv_heads = self.heads[1]
-        pages = staged_pages(self.layout, self.step_tokens)
-        staged = pages * kv_heads * self.layout.page_tokens * 2 * self.layout.head_size
+        staged = self.pages * self.heads[1] * self.layout.page_tokens * 2 * self.layout.head_size
         query.new_empty(staged + 2 * query.numel())
 
 

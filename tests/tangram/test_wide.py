@@ -94,7 +94,8 @@ class Batch:
     def attend(self, pool: torch.Tensor, version: int | None, soft_cap: float = 0.0) -> torch.Tensor:
         """The step on a pool; with a version all at once."""
         heads = (self.query.shape[1], self.key.shape[1])
-        steps = WideSteps(self.layout, heads, self.sink, self.bounds.tokens[-1], version)
+        pages = staged_pages(self.layout, self.bounds.tokens[-1], 2)
+        steps = WideSteps(self.layout, heads, self.sink, pages, version)
         step = steps.of(self.bounds, pool, self.rows, self.seq_lens)
         assert step is not None
         out = torch.full_like(self.query, POISON)
@@ -234,22 +235,21 @@ def test_parts_cross_nothing_and_cover_the_step_in_order(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_buffer_holds_what_the_scheduler_may_ask_for(seed: int) -> None:
-    """Wide requests have a chunk of new tokens at the least."""
     rng = random.Random(seed)
     layout, budget = layout_of(chunk=32, window=rng.choice([0, 8, 40])), rng.choice([64, 200, 1000])
-    wide_ones, token = [], 0
-    while (most := budget - token) >= layout.chunk:
-        new, cached = rng.choice([layout.chunk, rng.randint(layout.chunk, most)]), rng.randint(0, 300)
+    wide_ones, token, least = [], 0, rng.choice([4, 8, 32])
+    while (most := budget - token) >= least:
+        new, cached = rng.choice([least, rng.randint(least, most)]), rng.randint(0, 300)
         if cached + new > layout.step_end(cached):
             wide_ones.append(WideRequest(len(wide_ones), token, cached, cached + new))
         token += new
     plan = WidePlan.make(layout, 2, wide_ones, torch.device("cpu"))
-    assert plan.pages <= staged_pages(layout, budget)
+    assert plan.pages <= staged_pages(layout, budget, least)
 
 
 def test_a_step_larger_than_the_buffer_is_refused() -> None:
     batch = Batch(layout_of(), [(0, 200)])
-    sequences = Sequences(batch.pool, batch.layout, 6, 3, 40)
+    sequences = Sequences(batch.pool, batch.layout, 6, 3, 49)
     plan = WidePlan.make(batch.layout, 3, batch.bounds.wide(batch.layout), torch.device("cpu"))
     with pytest.raises(KernelError, match="there is room for"):
         sequences.stage(batch.query, batch.key, batch.value, batch.rows, *batch.heads, plan)
