@@ -62,15 +62,31 @@ def model_needs(layers: int = LAYERS, kv_heads: int = KV_HEADS) -> tuple[tuple[f
     return tuple(tuple(needs[layer * kv_heads : (layer + 1) * kv_heads]) for layer in range(layers))
 
 
-def model_geometry(retention: float, page: int = PAGE) -> Geometry:
-    """The cache of the whole model, with tiers across its layers."""
-    needs = model_needs()
-    profile = Profile(needs, ((0.0,) * KV_HEADS,) * LAYERS, source="parametric")
-    config = TangramConfig(
+def model_profile() -> Profile:
+    """The needs as a profile, without a spread between samples."""
+    return Profile(model_needs(), ((0.0,) * KV_HEADS,) * LAYERS, source="parametric")
+
+
+def model_config(retention: float, page: int = PAGE) -> TangramConfig:
+    """The plugin's own configuration for it."""
+    return TangramConfig(
         retention=retention, chunk=CHUNK, window=WINDOW, page_tokens=page, rewind=REWIND, scope="model"
     )
+
+
+def longest_keep(budgets: str, retention: float, page: int = PAGE) -> int:
+    """Tokens of a chunk that the head with the largest budget keeps, in whole pages, before tiers average
+    heads. ``budgets`` is "spread" or "model"."""
+    if budgets == "spread":
+        return max(layout_of(SPREAD[retention], page).keep)
+    shares = model_profile().budgets(retention, model_config(retention, page).alpha)
+    return max(1, round(max(map(max, shares)) * CHUNK / page)) * page
+
+
+def model_geometry(retention: float, page: int = PAGE) -> Geometry:
+    """The cache of the whole model, with tiers across its layers."""
     shape = ModelShape("parametric", LAYERS, KV_HEADS, HEAD_SIZE, ITEMSIZE, "bfloat16", 131072)
-    return build_geometry(config, shape, profile)
+    return build_geometry(model_config(retention, page), shape, model_profile())
 
 
 def spread_geometry(retention: float, page: int = PAGE) -> Geometry:

@@ -211,3 +211,8 @@ def stock_sequences(case: Case, memory: torch.Tensor, layers: int) -> tuple[list
             at += count
         result.append(Sequences(table.to(memory.device), means))
     return result, sum(means) * heads * 2 * case.layout.head_size * memory.element_size()
+
+
+def by_head(tensor: torch.Tensor) -> torch.Tensor:
+    """``[requests, heads, D]`` as one sequence for each (request, KV head): ``[sequences, GROUP, D]``."""
+    return tensor.view(-1, GROUP, tensor.shape[-1])

@@ -40,7 +40,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.budgets import (
-    GROUP,
     HEAD_SIZE,
     PAGE,
     SPREAD,
@@ -49,7 +48,8 @@ from benchmarks.budgets import (
     layout_of,
     model_geometry,
 )
-from benchmarks.cases import Case, Sequences, cache_views, model_case, spread_case, stock_sequences
+from benchmarks.cases import Case, Sequences, by_head, cache_views, model_case, spread_case, stock_sequences
+from benchmarks.checks import Disagreement, check
 from benchmarks.decode_report import bars, heading, line
 from benchmarks.peers import (
     INFER_PLANS,
@@ -63,14 +63,7 @@ from benchmarks.peers import (
 from benchmarks.timing import Sampler, alternate, capture, copy_sampler, device_sampler, host_sampler
 from kernels.ops import implementation
 
-TOLERANCE = 2e-2
-"""Largest relative difference of two kernels' outputs on the same data, both of 8 bits of mantissa."""
 QUICK = {"contexts": [32768], "batches": [64, 8], "retentions": [0.25]}
-Timed = Mapping[str, Callable[[], Any]]
-
-
-class Disagreement(Exception):
-    """A peer's output is not ours: it did other work."""
 
 
 @dataclass(frozen=True)
@@ -116,29 +109,6 @@ def settings(arguments: argparse.Namespace) -> list[Setting]:
     return sorted(
         every, key=lambda one: (first.get(one.context, 1), one.retention != 0.25, one.batch not in (64, 8))
     )
-
-
-def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Of two outputs ``[..., D]``: norm of their difference to norm of the second, the worst head's."""
-    got, wanted = got.float().flatten(0, -2), wanted.float().flatten(0, -2)
-    return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
-
-
-def check(name: str, case: Case, attend: Callable[[int], None], out: torch.Tensor) -> float:
-    """Compare a peer with ours on the first, second and last layer.
-
-    Raises:
-        Disagreement: it differs by more than the tolerance.
-    """
-    worst = 0.0
-    for layer in sorted({0, min(1, case.layers - 1), case.layers - 1}):
-        case.attend(layer)
-        out.fill_(torch.nan)
-        attend(layer)
-        worst = max(worst, relative_error(out.view_as(case.out), case.out))
-        if not worst < TOLERANCE:
-            raise Disagreement(f"{name}: its output differs from ours by {worst:.3g} in layer {layer}")
-    return worst
 
 
 def fastest(candidates: Mapping[str, Sampler]) -> str:
@@ -219,11 +189,6 @@ def add_flashinfer(row: Row, module: Any, case: Case, layers: list[Sequences]) -
     row.add("flashinfer", case.layers, whole)
     row.add("flashinfer_plan", case.layers, plans)
     row.add("flashinfer_run", case.layers, runs)
-
-
-def by_head(tensor: torch.Tensor) -> torch.Tensor:
-    """``[requests, heads, D]`` as one sequence for each (request, KV head): ``[sequences, GROUP, D]``."""
-    return tensor.view(-1, GROUP, tensor.shape[-1])
 
 
 def measure(

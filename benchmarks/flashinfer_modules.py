@@ -3,9 +3,9 @@
     python benchmarks/flashinfer_modules.py OUT [--arch 9.0a]
     python benchmarks/cuda_decode.py --flashinfer-modules OUT       where the GPU is
 
-Needs flashinfer-python, nvcc and ninja. OUT gets one library a kernel, about 3 MB in all, at the place
-``NAME/NAME.so`` where FlashInfer looks for kernels that came with it. They fit the version of FlashInfer and of
-apache-tvm-ffi that compiled them.
+Needs flashinfer-python, ninja and the CUDA toolkit (CUDA_HOME where it is not beside the nvcc on the path).
+OUT gets one library a kernel, 2.5 MB in all, at the place ``NAME/NAME.so`` where FlashInfer looks for kernels
+that came with it. They fit the versions of FlashInfer and of apache-tvm-ffi that compiled them.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ DECODE_MODULE = (
     False,
     False,
 )
-"""What FlashInfer builds a kernel for: elements of queries, cache and output, the tables' integers, the sizes of
-a head, no position encoding, no window, no soft cap. The kernels that ``FlashInfer`` uses."""
+"""What FlashInfer builds a kernel for: elements of queries, cache and output, the tables' integers, the sizes
+of a head, no position encoding, no window, no soft cap."""
 
 
 def load_flashinfer(modules: Path | None) -> Any:
