@@ -27,7 +27,6 @@ elsewhere and the same on all rungs.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 from pathlib import Path
@@ -41,6 +40,7 @@ from benchmarks.budgets import (
     CHUNK,
     HEAD_SIZE,
     SPREAD,
+    geometry_layout,
     longest_keep,
     model_geometry,
     spread_geometry,
@@ -49,7 +49,7 @@ from benchmarks.cases import Case, by_head, whole_model
 from benchmarks.checks import Disagreement, check
 from benchmarks.ladder import RUNGS, Cost, Rung, conversation_bytes, fitting
 from benchmarks.peers import UNSPLIT, FlashAttention3, PeerMissing, load_flash_attention
-from benchmarks.timing import alternate, capture, device_sampler, host_sampler, synchronize
+from benchmarks.timing import Sampler, alternate, capture, device_sampler, host_sampler
 from kernels import ragged_seal
 from kernels.ops import implementation
 from tangram.geometry import Geometry
@@ -113,19 +113,43 @@ def lengths(context: int, most: int) -> list[int]:
     return [context - (index * 97) % max(1, context // 8) for index in range(most)]
 
 
-def attention(rung: Rung, case: Case, module: Any, rounds: int) -> float:
-    """Microseconds of one step's attention of all layers.
+def batch_of(rung: Rung, geometry: Geometry, longest: int, arguments: argparse.Namespace) -> list[int]:
+    """Tokens of the conversations that fit the memory.
+
+    Raises:
+        SystemExit: not even one does.
+    """
+    everyone = lengths(arguments.context, arguments.most)
+    memory = int(arguments.gib * 2**30)
+    fit = fitting(
+        memory, everyone, lambda tokens: conversation_bytes(rung, geometry, longest, tokens), arguments.most
+    )
+    if not fit:
+        raise SystemExit(f"{rung.name}: not even one conversation fits {arguments.gib:g} GiB")
+    return fit
+
+
+def attention(rung: Rung, case: Case, module: Any) -> Sampler:
+    """One step's attention of all layers.
 
     Raises:
         Disagreement: FlashAttention 3 does other work than ours.
     """
     if rung.split_ahead:
-        return alternate({"": device_sampler(capture(case.step))}, rounds)[""]
+        return device_sampler(capture(case.step))
     out = torch.empty_like(case.out)
     sequences = case.sequences()
     peer = FlashAttention3(module, sequences, case.cache(), by_head(case.query), by_head(out), UNSPLIT)
     check("fa3", case, peer.attend, out)
-    return alternate({"": device_sampler(capture(peer.step))}, rounds)[""]
+    return device_sampler(capture(peer.step))
+
+
+def sealing(rung: Rung, reclaim: Reclaim) -> Sampler:
+    """One chunk of one conversation."""
+    if rung.reads_back:
+        reclaim.reclaim()
+        return host_sampler(reclaim.reclaim)
+    return device_sampler(capture(reclaim.seal))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -141,9 +165,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         geometry = model_geometry(arguments.retention)
     longest = longest_keep(arguments.budgets, arguments.retention)
-    memory_bytes = int(arguments.gib * 2**30)
-    everyone = lengths(arguments.context, arguments.most)
-    memory = torch.empty(memory_bytes // 2, dtype=torch.bfloat16, device=device).normal_()
+    batches = [batch_of(rung, geometry, longest, arguments) for rung in RUNGS]
+    # Rows of all requests are as wide as the longest one's: somewhat more than what they hold.
+    layout, page = geometry_layout(geometry), geometry.page_tokens * 2 * geometry.head_size
+    elements = max(len(batch) * layout.width(max(batch)) for batch in batches) * geometry.group_size * page
+    memory = torch.empty(elements, dtype=torch.bfloat16, device=device).normal_()
     name = torch.cuda.get_device_name() if device.type == "cuda" else "a CPU: the times mean nothing"
     print(f"{name}; our kernels: {implementation(memory.device, memory.dtype, HEAD_SIZE)}")
     print(
@@ -151,26 +177,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         f"({arguments.budgets} budgets; the longest head keeps {longest} of {CHUNK}), "
         f"the rest of a step taken as {arguments.rest_ms:g} ms"
     )
-    print(
-        "rung                          conv.  MiB each  attention ms  seal us  sealing ms  step ms  tokens/s"
-    )
-    rows: list[dict[str, Any]] = []
-    for rung in RUNGS:
-
-        def held(tokens: int, rung: Rung = rung) -> int:
-            return conversation_bytes(rung, geometry, longest, tokens)
-
-        batch = fitting(memory_bytes, everyone, held, arguments.most)
-        if not batch:
-            raise SystemExit(f"{rung.name}: not even one conversation fits {arguments.gib:g} GiB")
+    samplers: dict[str, Sampler] = {}
+    for rung, batch in zip(RUNGS, batches, strict=True):
         case = whole_model(geometry, batch, memory)
-        took = attention(rung, case, module, arguments.rounds)
-        reclaim = Reclaim(case, geometry, arguments.retention)
-        seal = host_sampler(reclaim.reclaim) if rung.reads_back else device_sampler(capture(reclaim.seal))
-        seal()
-        sealing = alternate({"": seal}, arguments.rounds)[""]
-        cost = Cost(len(batch), took, sealing, arguments.rest_ms * 1000, CHUNK)
-        each = sum(map(held, batch)) / len(batch)
+        samplers[f"attention {rung.name}"] = attention(rung, case, module)
+        samplers[f"seal {rung.name}"] = sealing(rung, Reclaim(case, geometry, arguments.retention))
+    times = alternate(samplers, arguments.rounds)
+    print(f"{'rung':28}  conv.  MiB each  attention ms  seal us  sealing ms  step ms  tokens/s")
+    rows: list[dict[str, Any]] = []
+    for rung, batch in zip(RUNGS, batches, strict=True):
+        seal, rest = times[f"seal {rung.name}"], arguments.rest_ms * 1000
+        cost = Cost(len(batch), times[f"attention {rung.name}"], seal, rest, CHUNK)
+        each = sum(conversation_bytes(rung, geometry, longest, one) for one in batch) / len(batch)
         rows.append(
             {"rung": rung.name, "conversations": cost.batch, "bytes_each": each}
             | {"attention_us": cost.attention, "seal_us": cost.seal, "sealing_us_a_step": cost.sealing}
@@ -179,12 +197,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         print(
             f"{rung.name:28} {cost.batch:6d} {each / 2**20:9.0f} {cost.attention / 1000:13.2f}"
             f" {cost.seal:8.0f} {cost.sealing / 1000:11.3f} {cost.step / 1000:8.2f}"
-            f" {cost.tokens_a_second:9.0f}",
-            flush=True,
+            f" {cost.tokens_a_second:9.0f}"
         )
-        synchronize()
-        del case, reclaim, seal
-        gc.collect()
     print(
         "Simulated: dynamic reclaim (no engine; its waiting steps are not counted). FlashAttention 3 with "
         "num_splits=1 on the first three rungs."
