@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.budgets import HEAD_SIZE
 from benchmarks.cases import Case
+from kernels.ops import implementation
 
 TOLERANCE = 2e-2
 """Largest relative difference of two kernels' outputs on the same data, both of 8 bits of mantissa."""
@@ -14,6 +16,18 @@ TOLERANCE = 2e-2
 
 class Disagreement(Exception):
     """A peer's output is not ours: it did other work."""
+
+
+def our_kernels(memory: torch.Tensor) -> str:
+    """What our operators run on this memory.
+
+    Raises:
+        SystemExit: on a GPU, where it is not the kernels that a benchmark is about.
+    """
+    kind = implementation(memory.device, memory.dtype, HEAD_SIZE)
+    if memory.device.type == "cuda" and kind != "native":
+        raise SystemExit(f"our own kernels cannot be built here: the {kind} would be measured")
+    return kind
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -38,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.budgets import (
     CHUNK,
-    HEAD_SIZE,
     SPREAD,
     geometry_layout,
     longest_keep,
@@ -46,12 +45,11 @@ from benchmarks.budgets import (
     spread_geometry,
 )
 from benchmarks.cases import Case, by_head, whole_model
-from benchmarks.checks import Disagreement, check
+from benchmarks.checks import Disagreement, check, our_kernels
 from benchmarks.ladder import RUNGS, Cost, Rung, conversation_bytes, fitting
 from benchmarks.peers import UNSPLIT, FlashAttention3, PeerMissing, load_flash_attention
 from benchmarks.timing import Sampler, alternate, capture, device_sampler, host_sampler
 from kernels import ragged_seal
-from kernels.ops import implementation
 from tangram.geometry import Geometry
 
 SINK = 4
@@ -171,7 +169,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     elements = max(len(batch) * layout.width(max(batch)) for batch in batches) * geometry.group_size * page
     memory = torch.empty(elements, dtype=torch.bfloat16, device=device).normal_()
     name = torch.cuda.get_device_name() if device.type == "cuda" else "a CPU: the times mean nothing"
-    print(f"{name}; our kernels: {implementation(memory.device, memory.dtype, HEAD_SIZE)}")
+    print(f"{name}; our kernels: {our_kernels(memory)}")
     print(
         f"{arguments.gib:g} GiB, {arguments.context} tokens, retention {arguments.retention} "
         f"({arguments.budgets} budgets; the longest head keeps {longest} of {CHUNK}), "
