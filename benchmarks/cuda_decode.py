@@ -50,7 +50,7 @@ from benchmarks.budgets import (
 )
 from benchmarks.cases import Case, Sequences, by_head, cache_views, model_case, spread_case, stock_sequences
 from benchmarks.checks import Disagreement, check, our_kernels
-from benchmarks.decode_report import bars, heading, line
+from benchmarks.decode_report import bars, has_bars, heading, line, ways
 from benchmarks.peers import (
     INFER_PLANS,
     PLANS,
@@ -274,6 +274,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         gc.collect()  # graphs and their memory
         save(arguments.json, {"device": name, "kernels": kind, "cases": rows})  # should a later row fail
     judged = bars(rows)
+    for row in filter(has_bars, rows):
+        print(ways(row))
     for verdict in judged:
         print(verdict)
     for reason in left:

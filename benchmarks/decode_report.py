@@ -57,11 +57,24 @@ def line(row: Row) -> str:
     )
 
 
+def has_bars(row: Row) -> bool:
+    """Whether the row is one of those that are judged."""
+    return bool(row["context"] == 32768 and row["retention"] == 0.25 and row["batch"] in (64, 8))
+
+
+def ways(row: Row) -> str:
+    """Which way of calling each peer was the fastest, and how far its output was from ours at most."""
+    chosen = [f"{name}: {row['how'][name]}" for name in COLUMNS[2:] if name in row["how"]]
+    errors = [f"{error:.1e}" for error in [max(row["relative_errors"].values(), default=0.0)] if error]
+    differ = f"; outputs differ by at most {errors[0]}" if errors else ""
+    return f"{row['budgets']} budgets, batch {row['batch']}: {'; '.join(chosen) or 'no peers'}{differ}"
+
+
 def bars(rows: Sequence[Row]) -> list[Bar]:
     """The bars of every row that has one: 32k tokens, a quarter kept, batches of 64 and 8."""
     judged: list[Bar] = []
     for row in rows:
-        if row["context"] != 32768 or row["retention"] != 0.25 or row["batch"] not in (64, 8):
+        if not has_bars(row):
             continue
         times, where = row["us"], f"{row['budgets']} budgets, batch {row['batch']}"
         if row["batch"] == 64:

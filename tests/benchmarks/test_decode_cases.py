@@ -221,6 +221,13 @@ def test_bars_leave_out_what_was_not_measured() -> None:
     assert decode_report.bars([row(8), row(1, fa3=1.0), row(64) | {"context": 8192}]) == []
 
 
+def test_ways_name_the_chosen_and_the_worst_error() -> None:
+    measured = row(8, fa3=1.0) | {"how": {"ours": "graph", "fa3": "32 splits"}}
+    text = decode_report.ways(measured | {"relative_errors": {"fa3": 0.002, "fa3_even": 0.004}})
+    assert text == "spread budgets, batch 8: fa3: 32 splits; outputs differ by at most 4.0e-03"
+    assert decode_report.ways(row(8) | {"how": {}, "relative_errors": {}}).endswith("no peers")
+
+
 def test_lines_have_the_headings_columns() -> None:
     text = decode_report.line(row(64, fa3=310.0))
     assert len(text.split()) == 4 + 3 + len(decode_report.TITLES)
@@ -256,7 +263,7 @@ def test_the_whole_command_runs_with_its_peers(
         "--retentions",
         "0.25",
         "--gib",
-        "0.05",
+        "0.012",
         "--rounds",
         "1",
     ]
