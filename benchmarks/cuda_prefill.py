@@ -22,19 +22,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cuda_decode import (
-    BUDGETS,
-    CHUNK,
-    GROUP,
-    HEAD_SIZE,
-    KV_HEADS,
-    WINDOW,
-    graph_microseconds,
-    layout_of,
-)
+from benchmarks.budgets import CHUNK, GROUP, HEAD_SIZE, KV_HEADS, LAYERS, SPREAD, WINDOW, layout_of
+from benchmarks.timing import graph_microseconds
 from kernels import RaggedLayout, ragged_append, ragged_attention, ragged_seal
 
-LAYERS = 36
 CALLS = 10
 
 
@@ -108,7 +99,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     print("retention  requests  cached  step   append us  attend us  TFLOP/s  flash us  TFLOP/s")
     for retention in (1.0, 0.25):
-        layout = layout_of(BUDGETS[retention], 16)
+        layout = layout_of(SPREAD[retention])
         for requests, cached, step in (
             (1, 0, 512),
             (1, 7 * 512 + WINDOW, 512),
@@ -132,7 +123,7 @@ def main() -> None:
                 f"{retention:9.2f} {requests:9d} {cached:7d} {step:5d} {append:11.1f} {attend:10.1f}"
                 f" {rates[0]:8.0f} {flash:9.1f} {rates[1]:8.0f}"
             )
-    seals = {due: seal_microseconds(layout_of(BUDGETS[0.25], 16), due) for due in (1, 4, 16)}
+    seals = {due: seal_microseconds(layout_of(SPREAD[0.25]), due) for due in (1, 4, 16)}
     for due, took in seals.items():
         print(f"seal {due} chunks of {CHUNK} tokens, {LAYERS} layers of {KV_HEADS} heads: {took:.0f} us")
     if arguments.json:
