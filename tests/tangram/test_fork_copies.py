@@ -1,4 +1,4 @@
-"""A fork's copies, as vLLM's worker makes them: whole pages of ours, and few launches for any number of them."""
+"""A fork's copies, as vLLM's worker makes them: whole pages of ours, and two launches for any number."""
 
 from __future__ import annotations
 
