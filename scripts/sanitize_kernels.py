@@ -1,7 +1,7 @@
 """Run the CUDA kernels under compute-sanitizer's memcheck and racecheck: python scripts/sanitize_kernels.py
 
-Needs a GPU, nvcc and the CUDA toolkit's compute-sanitizer. Each tool must first find a fault that is planted in
-a small program, so that a tool that sees nothing is not taken for kernels that are right; then it watches
+Needs a GPU, nvcc and the CUDA toolkit's compute-sanitizer. Each tool must first find a fault that is planted
+in a small program, so that a tool that sees nothing is not taken for kernels that are right; then it watches
 tests/kernels/test_cuda_small.py. Only kernels of ours are watched, and torch takes a piece of memory from the
 driver for each tensor, so that an access beyond a tensor's end is one beyond allocated memory.
 """
@@ -27,7 +27,7 @@ FOUND = 9  # compute-sanitizer's exit status where it found something
 CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": "RACECHECK SUMMARY: 0 hazards displayed"}
 CASES = "tests/kernels/test_cuda_small.py"
 
-# Without an argument a write behind the end of memory, with one a read of what another warp may not have written.
+# Without an argument a write behind the end of memory, with one a read of what another warp may yet write.
 PLANTED = """
 namespace tangram {
 __global__ void planted(int* memory, int first, bool race) {

@@ -70,8 +70,8 @@ def test_append_of_several_tokens_a_block() -> None:
 
 
 def test_padding_and_pages_that_do_not_exist() -> None:
-    """Behind the batch: requests of length 0, tokens of nobody, rows that name no page and are not to be read.
-    At last, such pages also where they are read."""
+    """Behind the batch: requests of length 0, tokens of nobody, rows that name no page and are not read. At
+    last, such pages also where they are read."""
     batch = Batch(Sizes(group=1), [100, 70, 0, 0], [1, 9, 0, 0])
     rows, starts, lengths, tier, member = (to_gpu(table) for table in batch.tables)
     rows[2], rows[3] = -1, 2**30
