@@ -80,27 +80,55 @@ def seal(
     window: int,
     sink: int,
     scores: torch.Tensor | None = None,
+    head_tier: torch.Tensor | None = None,
+    head_member: torch.Tensor | None = None,
+    staged: torch.Tensor | None = None,
+    origin: torch.Tensor | None = None,
 ) -> None:
     """``tangram::ragged_seal`` in plain torch, one chunk and tier at a time; see ``kernels.sealing``."""
     layout = _layout(tuple(tier_offset.tolist()), page_tokens, ring_slots, chunk, window, pool.shape[3] // 2)
-    keep = layout.keep
-    heads_of = tier_heads.tolist()
+    if head_tier is None or head_member is None:
+        heads_of = [(tier, [*range(n)], [*range(n)]) for tier, n in enumerate(tier_heads.tolist())]
+    else:
+        table = list(zip(head_tier.tolist(), head_member.tolist(), strict=True))
+        heads_of = [
+            (
+                tier,
+                [member for of, member in table if of == tier],
+                [h for h, (of, _) in enumerate(table) if of == tier],
+            )
+            for tier in range(layout.tiers)
+        ]
     for index, (request, number) in enumerate(due.tolist()):
         row = rows[request].long()
-        for tier, heads in enumerate(heads_of):
+        for tier, members, heads in heads_of:
+            if not members:
+                continue
             first = number * chunk
-            ring = [layout.ring_entry(p, tier) for p in range(first, first + chunk, page_tokens)]
-            states = pool[row[ring], :heads].transpose(0, 1).reshape(heads, chunk, -1)
-            if keep[tier] < chunk:
-                own = None if scores is None else scores[index, tier, :heads].clone()
-                own = keydiff(states[..., : layout.head_size].float()) if own is None else own
-                own[:, : max(0, min(chunk, sink - first))] = torch.inf
-                order = torch.sort(own, dim=-1, descending=True, stable=True).indices
-                kept = order[:, : keep[tier]].sort(dim=-1).values
-                states = states.gather(1, kept.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+            if staged is None or origin is None:
+                ring = [layout.ring_entry(p, tier) for p in range(first, first + chunk, page_tokens)]
+                pages = pool[row[ring]][:, members]
+            else:
+                begin = int(origin[index])
+                pages = staged[begin : begin + chunk // page_tokens, heads]
+            states = pages.transpose(0, 1).reshape(len(members), chunk, -1)
+            if layout.keep[tier] < chunk:
+                own = None if scores is None else scores[index, tier, : len(members)].clone()
+                states = _kept(states, layout, tier, max(0, min(chunk, sink - first)), own)
             target = list(layout.kept_entries(number, tier))
-            pages = states.reshape(heads, len(target), page_tokens, -1).transpose(0, 1)
-            pool[row[target], :heads] = pages
+            pages = states.reshape(len(members), len(target), page_tokens, -1).transpose(0, 1)
+            pool[row[target][:, None], torch.tensor(members)] = pages
+
+
+def _kept(
+    states: torch.Tensor, layout: RaggedLayout, tier: int, sink: int, scores: torch.Tensor | None
+) -> torch.Tensor:
+    """What heads of a tier keep of a chunk's states: ``[heads, C, 2 * D]`` to ``[heads, keep, 2 * D]``."""
+    scores = keydiff(states[..., : layout.head_size].float()) if scores is None else scores
+    scores[:, :sink] = torch.inf
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    kept = order[:, : layout.keep[tier]].sort(dim=-1).values
+    return states.gather(1, kept.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
 @lru_cache(maxsize=64)
@@ -109,3 +137,79 @@ def _layout(
 ) -> RaggedLayout:
     keep = tuple((stop - start) * page_tokens for start, stop in pairwise(offsets))
     return RaggedLayout(page_tokens, ring_slots, chunk, window, keep, head_size)
+
+
+def stage(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    rows: torch.Tensor,
+    head_tier: torch.Tensor,
+    head_member: torch.Tensor,
+    tier_offset: torch.Tensor,
+    page_tokens: int,
+    ring_slots: int,
+    chunk: int,
+    window: int,
+    requests: torch.Tensor,
+    segments: torch.Tensor,
+    starts: torch.Tensor,
+    staged: torch.Tensor,
+    packed: torch.Tensor,
+    table: torch.Tensor,
+    used: torch.Tensor,
+    unit: int,
+    staged_at: int,
+    most_tail: int,
+    most_new: int,
+    most_tokens: int,
+) -> None:
+    """``tangram::ragged_stage`` in plain torch; see ``kernels.wide``."""
+    del most_tail, most_new, most_tokens  # how many blocks a GPU needs
+    layout = _layout(tuple(tier_offset.tolist()), page_tokens, ring_slots, chunk, window, key.shape[2])
+    tiers, members = head_tier.long(), head_member.long()
+    heads = torch.arange(len(tiers), device=pool.device)
+    for row, token, cached, length, first, page in requests.tolist():
+        positions = torch.arange(first, length, device=pool.device)
+        ring = rows[row].long()[(positions // page_tokens % ring_slots * layout.tiers)[:, None] + tiers]
+        offset = (positions % page_tokens)[:, None].expand_as(ring)
+        places = (ring, members.expand_as(ring), offset)
+        states = torch.cat((key, value), dim=-1)[token : token + length - cached]
+        raw = torch.cat((pool[places][: cached - first], states))
+        at = page + (positions - first) // page_tokens
+        staged[at[:, None].expand_as(ring), heads.expand_as(ring), offset] = raw
+        new = positions >= max(cached, (-(-length // page_tokens) - ring_slots) * page_tokens)
+        pool[tuple(place[new] for place in places)] = raw[new]
+    slot = page_tokens * 2 * layout.head_size
+    group = query.shape[1] // len(tiers)
+    bounds = starts.tolist()
+    for segment, (row, token, count, sealed, raw, page) in enumerate(segments.tolist()):
+        for head, (tier, member) in enumerate(zip(head_tier.tolist(), head_member.tolist(), strict=True)):
+            sequence = segment * len(tiers) + head
+            kept = [entry for number in range(sealed) for entry in layout.kept_entries(number, tier)]
+            pages = [(int(rows[row, entry]) * pool.stride(0) + member * slot) // unit for entry in kept]
+            behind = -(-raw // page_tokens)
+            pages += [staged_at + ((page + i) * len(tiers) + head) * (slot // unit) for i in range(behind)]
+            table[sequence, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+            used[sequence] = len(kept) * page_tokens + raw
+            own = query[token : token + count, head * group : (head + 1) * group]
+            packed[bounds[sequence] : bounds[sequence + 1]] = own
+
+
+def unpack(
+    out: torch.Tensor,
+    packed: torch.Tensor,
+    segments: torch.Tensor,
+    starts: torch.Tensor,
+    kv_heads: int,
+    most_tokens: int,
+) -> None:
+    """``tangram::ragged_unpack`` in plain torch; see ``kernels.wide``."""
+    del most_tokens
+    group, bounds = packed.shape[1], starts.tolist()
+    for segment, (_, token, count, *_) in enumerate(segments.tolist()):
+        for head in range(kv_heads):
+            sequence = segment * kv_heads + head
+            target = out[token : token + count, head * group : (head + 1) * group]
+            target.copy_(packed[bounds[sequence] : bounds[sequence + 1]])

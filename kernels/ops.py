@@ -1,5 +1,5 @@
-"""Registration of the ragged operators with torch: ``tangram::ragged_append``, ``tangram::ragged_attention``
-and ``tangram::ragged_seal``.
+"""Registration of the ragged operators with torch: ``tangram::ragged_append``, ``ragged_attention``,
+``ragged_seal``, ``ragged_stage`` and ``ragged_unpack``.
 
 The operators take tensors and plain integers only, so that a compiled graph can hold them. A device joins
 by implementing them for its dispatch key. No operator returns anything: each writes one of its arguments in
@@ -27,14 +27,30 @@ library.define(
 )
 library.define(
     "ragged_seal(Tensor(a!) pool, Tensor rows, Tensor due, Tensor tier_offset, Tensor tier_heads, "
-    "int page_tokens, int ring_slots, int chunk, int window, int sink, Tensor? scores=None) -> ()"
+    "int page_tokens, int ring_slots, int chunk, int window, int sink, Tensor? scores=None, "
+    "Tensor? head_tier=None, Tensor? head_member=None, Tensor? staged=None, Tensor? origin=None) -> ()"
+)
+library.define(
+    "ragged_stage(Tensor query, Tensor key, Tensor value, Tensor(a!) pool, Tensor rows, Tensor head_tier, "
+    "Tensor head_member, Tensor tier_offset, int page_tokens, int ring_slots, int chunk, int window, "
+    "Tensor requests, Tensor segments, Tensor starts, Tensor(b!) staged, Tensor(c!) packed, "
+    "Tensor(d!) table, Tensor(e!) used, int unit, int staged_at, int most_tail, int most_new, "
+    "int most_tokens) -> ()"
+)
+library.define(
+    "ragged_unpack(Tensor(a!) out, Tensor packed, Tensor segments, Tensor starts, int kv_heads, "
+    "int most_tokens) -> ()"
 )
 library.impl("ragged_append", dispatch.append, "CPU")
 library.impl("ragged_attention", dispatch.attention, "CPU")
 library.impl("ragged_seal", fallback.seal, "CPU")
+library.impl("ragged_stage", fallback.stage, "CPU")
+library.impl("ragged_unpack", fallback.unpack, "CPU")
 library.impl("ragged_append", cuda.append, "CUDA")
 library.impl("ragged_attention", cuda.attention, "CUDA")
 library.impl("ragged_seal", cuda.seal, "CUDA")
+library.impl("ragged_stage", cuda.stage, "CUDA")
+library.impl("ragged_unpack", cuda.unpack, "CUDA")
 
 
 def prepare(device: torch.device, dtype: torch.dtype | None = None, head_size: int = 0) -> None:
@@ -63,6 +79,5 @@ def _nothing(*_: object) -> None:
     """The fake of all operators: they return nothing and only write in place."""
 
 
-torch.library.register_fake("tangram::ragged_append", _nothing, lib=library)
-torch.library.register_fake("tangram::ragged_attention", _nothing, lib=library)
-torch.library.register_fake("tangram::ragged_seal", _nothing, lib=library)
+for _name in ("append", "attention", "seal", "stage", "unpack"):
+    torch.library.register_fake(f"tangram::ragged_{_name}", _nothing, lib=library)

@@ -2,8 +2,10 @@
 
 Both take one step of a batch of ``N`` requests, flattened over its ``T`` tokens as vLLM does: request ``i``
 owns the rows ``query_start_loc[i] .. query_start_loc[i + 1] - 1`` and holds ``seq_lens[i]`` tokens once the
-step is done. Rows from ``query_start_loc[N]`` on are padding: never read, never written. A step must not
-cross a seal boundary (``RaggedLayout.step_end``), so all of its queries see the same sealed chunks.
+step is done; where that is 0 the request is skipped, whatever rows it owns. Rows from
+``query_start_loc[N]`` on are padding: never read, never written. A step must not cross a seal boundary
+(``RaggedLayout.step_end``), so all of its queries see the same sealed chunks; for one that does there is
+``kernels.wide``.
 """
 
 from __future__ import annotations

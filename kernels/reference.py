@@ -168,6 +168,10 @@ def _head_history(
 
 
 def _steps(query_start_loc: torch.Tensor, seq_lens: torch.Tensor) -> list[tuple[int, int, int]]:
-    """(first query row, one past the last, sequence length after the step) of each request."""
+    """(first query row, one past the last, sequence length after the step) of each request; no rows where the
+    length is 0."""
     bounds = pairwise(query_start_loc.tolist())
-    return [(start, stop, length) for (start, stop), length in zip(bounds, seq_lens.tolist(), strict=True)]
+    return [
+        (start, stop if length else start, length)
+        for (start, stop), length in zip(bounds, seq_lens.tolist(), strict=True)
+    ]

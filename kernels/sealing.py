@@ -21,6 +21,8 @@ def ragged_seal(
     layout: RaggedLayout,
     sink: int,
     scores: torch.Tensor | None = None,
+    heads: tuple[torch.Tensor, torch.Tensor] | None = None,
+    staged: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Seal chunks: for each head keep its ``layout.keep`` highest tokens, in the order of their positions.
 
@@ -35,6 +37,11 @@ def ragged_seal(
         sink: so many first tokens of a sequence always win.
         scores: float32 ``[M, K, G, C]``, the higher the rather kept; by default minus the cosine between a
             key and the mean of its chunk's unit keys (KeyDiff, arXiv 2504.15364).
+        heads: ``(head_tier, head_member)``, int32 ``[Hkv]`` each: seal one layer's heads only, as its forward
+            pass does in the middle of a step. ``scores`` cannot be given then, and ``tier_heads`` is ignored.
+        staged: ``(pages, origin)``: the chunks' tokens lie there rather than in the rings; only with
+            ``heads``. ``pages``: ``[pages, Hkv, B, 2 * D]``; ``origin``: int32 ``[M]``, where each chunk's
+            pages begin.
 
     Raises:
         ValueError: a shape, stride or device does not fit.
@@ -49,6 +56,19 @@ def ragged_seal(
     if scores is not None:
         expected = (due.shape[0], layout.tiers, pool.shape[1], layout.chunk)
         shapes["scores"] = (scores, torch.float32, expected)
+    if heads is not None:
+        count = heads[0].shape[0]
+        shapes["head_tier"] = (heads[0], torch.int32, (count,))
+        shapes["head_member"] = (heads[1], torch.int32, (count,))
+        if scores is not None:
+            raise ValueError("scores: cannot be given for one layer's heads")
+    if staged is not None:
+        if heads is None:
+            raise ValueError("staged: belongs to one layer's heads, which are not given")
+        pages = staged[0].shape[0]
+        expected = (pages, heads[0].shape[0], layout.page_tokens, 2 * layout.head_size)
+        shapes["staged"] = (staged[0], pool.dtype, expected)
+        shapes["origin"] = (staged[1], torch.int32, (due.shape[0],))
     for name, (tensor, dtype, shape) in shapes.items():
         if tensor.dtype != dtype:
             raise TypeError(f"{name}: must be {dtype}, is {tensor.dtype}")
@@ -72,4 +92,6 @@ def ragged_seal(
         layout.window,
         sink,
         scores,
+        *(heads or (None, None)),
+        *(staged or (None, None)),
     )

@@ -30,6 +30,7 @@ from tangram.observation import Capture
 from tangram.reasons import told
 from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
+from tangram.wide import Bounds, Scoring, WideStep, WideSteps, flash_version
 from tangram.window_backend import is_window
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class RaggedMetadata:
         tables: layer name to (head_tier, head_member), int32 [kv_heads] each.
         capture: queries to copy aside for a later seal, if any.
         max_query, singles: what the attention may know of the step, see :func:`kernels.ragged_attention`.
+        wide: how to go about it, if it crosses a seal boundary.
     """
 
     num_actual_tokens: int
@@ -115,6 +117,7 @@ class RaggedMetadata:
     capture: Capture | None = None
     max_query: int = 0
     singles: bool = True
+    wide: WideStep | None = None
 
 
 class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -164,6 +167,11 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         }
         layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
         self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
+        own_layers = vllm_config.compilation_config.static_forward_context
+        impls = [own_layers[name].impl for name in layer_names]
+        self.wide = wide_steps(own, impls[0], vllm_config, self.layout, self.dtype, device)
+        for impl in impls:
+            impl.wide = self.wide
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -180,8 +188,10 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
     ) -> RaggedMetadata:
         common = common_attn_metadata
         pool, rows = self.pool(), common.block_table_tensor
-        capture = self.sealer.between_steps(pool, rows, common)
+        bounds = Bounds.of(common)
+        capture = self.sealer.between_steps(pool, rows, bounds)
         longest = common.max_query_len
+        wide = self.wide.of(bounds, pool, rows, common.seq_lens) if longest > 1 else None
         new = common.query_start_loc_cpu[: common.num_reqs + 1].diff()
         return RaggedMetadata(
             num_actual_tokens=common.num_actual_tokens,
@@ -194,7 +204,28 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             capture=capture,
             max_query=longest,
             singles=longest == 1 or bool((new == 1).any()),
+            wide=wide,
         )
+
+
+def wide_steps(
+    own: runtime.Runtime,
+    impl: RaggedImpl,
+    vllm_config: VllmConfig,
+    layout: RaggedLayout,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> WideSteps:
+    """How this worker goes about steps that cross seal boundaries."""
+    scheduler = vllm_config.scheduler_config
+    native = implementation(device, dtype, layout.head_size) == "native"
+    return WideSteps(
+        layout,
+        (impl.num_heads, impl.num_kv_heads),
+        own.config.sink,
+        scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
+        flash_version(device, dtype, layout.head_size) if native else None,
+    )
 
 
 class RaggedImpl(AttentionImpl[Any]):
@@ -234,6 +265,7 @@ class RaggedImpl(AttentionImpl[Any]):
         self.kv_cache_dtype = kv_cache_dtype
         self.soft_cap = float(logits_soft_cap or 0.0)
         self.sinks = sinks
+        self.wide: WideSteps | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """The sinks, a weight of the model, as the kernels take them."""
@@ -260,11 +292,17 @@ class RaggedImpl(AttentionImpl[Any]):
             attn_metadata: None while vLLM profiles memory or warms up.
         """
         if attn_metadata is None:
+            if self.wide is not None:
+                self.wide.warm_up(query)
             return output
         step = attn_metadata
         if step.capture is not None:
             step.capture.keep(layer.layer_name, query)
         tier, member = step.tables[layer.layer_name]
+        if step.wide is not None:
+            scoring = Scoring(self.scale, self.soft_cap, self.sinks)
+            step.wide.attend(output, query, key, value, step.query_start_loc, (tier, member), scoring)
+            return output
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         ragged_append(key, value, *batch)
         hints = (step.max_query, step.singles)

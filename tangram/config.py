@@ -18,6 +18,8 @@ SCOPES = ("model", "layer", "uniform")
 SCORERS = ("keydiff", "knorm", "expected_attention", "snapkv", "tova", "streamingllm", "random")
 QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
 """Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
+FUSED_SCORERS = ("keydiff",)
+"""Those that the sealing operator itself computes, from a chunk's keys alone: inside a layer too."""
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
@@ -57,6 +59,10 @@ def _flag(text: Any) -> bool:
     return word in ("on", "true", "1", "yes")
 
 
+def _choice(text: Any) -> bool | None:
+    return None if text is None or str(text).strip().lower() == "auto" else _flag(text)
+
+
 def _path(text: Any) -> str | None:
     return str(text) if text else None
 
@@ -75,6 +81,7 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rewind": (_whole, "a whole number of tokens"),
     "reserve": (_flag, "on or off"),
     "resident_share": (_number, "a number such as 0.8"),
+    "wide_steps": (_choice, "on, off or auto"),
     "profile": (_path, "a file name"),
 }
 
@@ -93,6 +100,8 @@ HELP = {
     "reserve": "on: admit a request only when it can be carried to its last token, so that none is ever "
     "preempted; off: admit more, and preempt when the cache is full",
     "resident_share": "the most of the cache that idle conversations may hold, above 0 up to 1",
+    "wide_steps": "on: a prefill step may span several chunks, which are sealed inside the layers; off: "
+    "steps end wherever a chunk is sealed; auto: on where there is a GPU and the scorer allows it",
     "profile": "file of calibrated head budgets; without one all heads get the same",
 }
 
@@ -118,6 +127,7 @@ class TangramConfig:
     rewind: int = 64
     reserve: bool = False
     resident_share: float = 1.0
+    wide_steps: bool | None = None
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -151,6 +161,12 @@ class TangramConfig:
             raise ConfigError("resident_share", f"must be above 0 and at most 1, not {self.resident_share}")
         if not 0.0 <= self.alpha <= 10.0:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
+        if self.wide_steps and self.scorer not in FUSED_SCORERS:
+            raise ConfigError(
+                "wide_steps",
+                f"can be on with the scorer {', '.join(FUSED_SCORERS)} only, not with {self.scorer}: others "
+                "rank a chunk between two steps; leave wide_steps on auto",
+            )
         self._check_query_window()
 
     def _check_query_window(self) -> None:
@@ -178,6 +194,12 @@ class TangramConfig:
                     f"must be at most {name} ({limit}), not {width}: the scorer {self.scorer} looks at that "
                     f"many queries; lower query_window or raise {name.split()[0]}",
                 )
+
+    def steps_wide(self, on_gpu: bool) -> bool:
+        """Whether a step may cross seal boundaries."""
+        if self.wide_steps is None:
+            return on_gpu and self.scorer in FUSED_SCORERS
+        return self.wide_steps
 
     @property
     def observed(self) -> int:

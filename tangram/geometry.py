@@ -212,8 +212,14 @@ class Geometry:
         return (chunk + 1) * self.chunk + self.window
 
     def next_boundary(self, n: int) -> int:
-        """The first boundary above ``n``: no step may cross it."""
+        """The first boundary above ``n``."""
         return self.boundary(self.sealed(n))
+
+    def cuts(self, start: int, end: int) -> range:
+        """The boundaries strictly between two lengths: where a step from ``start`` to ``end`` cached tokens
+        must seal a chunk on its way. The one at ``start`` is sealed before the step, the one at ``end``
+        before the next."""
+        return range(self.next_boundary(start), end, self.chunk)
 
     def sealing(self, n: int) -> int | None:
         """The chunk to seal when exactly ``n`` tokens are in the cache, or None."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -186,6 +186,26 @@ class RaggedManager(SingleTypeKVCacheManager):
         if self._check:
             self.check_integrity()
 
+    def step_end(self, request: Request, start: int, end: int) -> int:
+        """Where a step from ``start`` cached tokens to at most ``end`` is to end: at the next seal boundary,
+        unless steps may be wide and this one is worth it, with a chunk or more of new tokens. A prefix that
+        another conversation had, too, can be kept only while its last tokens are raw: a wide step that would
+        pass it ends there."""
+        boundary = self.geometry.next_boundary(start)
+        if end <= boundary or not self.room.policy.wide or end - start < self.geometry.chunk:
+            return min(end, boundary)
+        hashes, tokens = self._offers.hashes(request), request.prompt_token_ids
+        last = self.geometry.sealed(end - self.geometry.page_tokens)
+        for chunk in range(last - 1, self.geometry.sealed(start) - 1, -1):
+            length = self.geometry.prefix_length(chunk)
+            if start < length < end and (prefix := self._prefix(hashes, tokens, length)) is not None:
+                shared = self._prefixes.known_to_others(
+                    prefix, lambda: Prompt.of(hashes, tokens or (), self.geometry.page_tokens)
+                )
+                if shared and not self.resident.has_prefix(prefix):
+                    return length
+        return end
+
     # ---- admission ------------------------------------------------------------------------------------
 
     def outstanding(self) -> int:
@@ -287,21 +307,31 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     # ---- prefixes that several conversations share ------------------------------------------------------
 
-    def _watch_prefix(self, live: Live, request: Request, pending: int) -> None:
-        """Keep the prefix that a request has just left behind, if another conversation had it before and if
-        there is room beside ``pending`` pages."""
-        length = self.geometry.prefix_length(live.next_prefix)
-        if request.num_computed_tokens < length:
-            return
-        live.next_prefix += 1
+    def _prefix(self, hashes: Sequence[Any], tokens: Sequence[int] | None, length: int) -> Hashable | None:
+        """The hash of a prompt's first ``length`` tokens; None where it is shorter, or not told in tokens."""
         index = length // self.geometry.page_tokens - 1
-        prompt, hashes = request.prompt_token_ids, self._offers.hashes(request)
-        if prompt is None or length > len(prompt) or index >= len(hashes):
-            return
-        shared = self._prefixes.shared(hashes[index], Prompt.of(hashes, prompt, self.geometry.page_tokens))
-        intact = self.resident.intact(length, request.num_computed_tokens, live.raw_from)
-        if shared and intact and self._keeps_rows and not self.resident.has_prefix(hashes[index]):
-            self._keep_prefix(request, length, hashes[index], pending)
+        if tokens is None or length > len(tokens) or index >= len(hashes):
+            return None
+        prefix: Hashable = hashes[index]
+        return prefix
+
+    def _watch_prefix(self, live: Live, request: Request, pending: int) -> None:
+        """Keep the longest prefix that a request has just left behind, if another conversation had it before
+        and if there is room beside ``pending`` pages."""
+        computed, found = request.num_computed_tokens, None
+        while (length := self.geometry.prefix_length(live.next_prefix)) <= computed:
+            live.next_prefix += 1
+            tokens, hashes = request.prompt_token_ids, self._offers.hashes(request)
+            prefix = self._prefix(hashes, tokens, length)
+            if prefix is None:
+                live.next_prefix = max(live.next_prefix, self.geometry.sealed(computed))
+                break
+            prompt = Prompt.of(hashes, tokens or (), self.geometry.page_tokens)
+            shared = self._prefixes.shared(prefix, prompt)
+            if shared and self.resident.intact(length, computed, live.raw_from):
+                found = length, prefix
+        if found is not None and self._keeps_rows and not self.resident.has_prefix(found[1]):
+            self._keep_prefix(request, *found, pending)
 
     def _keep_prefix(self, request: Request, length: int, prefix: Any, pending: int) -> None:
         name = request.request_id

@@ -22,12 +22,14 @@ class Policy:
         resident_share: the most that idle rows may hold of the pool, from 0 to 1.
         observed: see :class:`tangram.resident.ResidentRows`.
         headroom: pages that the scheduler wants free beyond an allocation.
+        wide: whether a prefill step may cross seal boundaries.
     """
 
     reserve: bool = False
     resident_share: float = 1.0
     observed: int = 0
     headroom: int = 0
+    wide: bool = False
 
 
 class Room:

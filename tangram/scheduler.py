@@ -1,4 +1,4 @@
-"""vLLM's scheduler with one more rule: no step crosses a seal boundary."""
+"""vLLM's scheduler with one more rule: where a step may end (see :meth:`RaggedManager.step_end`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
@@ -64,6 +65,7 @@ class TangramScheduler(AsyncScheduler):
             resident_share=config.resident_share,
             observed=config.observed,
             headroom=self.kv_cache_manager.watermark_blocks,
+            wide=config.steps_wide(current_platform.is_cuda()),
         )
         manager.configure(policy)
         if others:
@@ -119,9 +121,9 @@ class TangramScheduler(AsyncScheduler):
         num_new_local_computed_tokens: int = 0,
         num_external_computed_tokens: int = 0,
     ) -> int:
-        """Clip a step at the next seal boundary."""
+        """Clip a step."""
         start = request.num_computed_tokens + num_new_local_computed_tokens + num_external_computed_tokens
-        return min(num_new_tokens, self.manager.geometry.next_boundary(start) - start)
+        return self.manager.step_end(request, start, start + num_new_tokens) - start
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.preemptions += 1

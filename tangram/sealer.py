@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from kernels import ragged_seal
 from tangram import runtime
+from tangram.config import FUSED_SCORERS
 from tangram.geometry import Geometry
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
 from tangram.rotary import find_rotary
 from tangram.scorers import Need, get_scorer
 from tangram.seal_meter import SealMeter
 from tangram.sealing import Observed, seal_chunk
+from tangram.wide import Bounds
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -75,24 +76,20 @@ class Sealer:
             device=device,
         )
 
-    def between_steps(
-        self, pool: torch.Tensor, rows: torch.Tensor, common: CommonAttentionMetadata
-    ) -> Capture | None:
+    def between_steps(self, pool: torch.Tensor, rows: torch.Tensor, bounds: Bounds) -> Capture | None:
         """Seal what is due before a step. Returns what the step's layers are to copy aside, if anything.
 
         Args:
             pool: [pages, group_size, page_tokens, 2 * head_size].
             rows: int32 [requests, width], page ids.
+            bounds: of the step to come.
         """
-        lengths = common.seq_lens_cpu_upper_bound
-        lengths = (common.seq_lens if lengths is None else lengths)[: common.num_reqs]
-        starts = (lengths - common.query_start_loc_cpu[: common.num_reqs + 1].diff()).tolist()
         # On a CPU this only reads; elsewhere only a scorer that needs queries has the page ids copied.
-        pages = rows[: common.num_reqs, 0].tolist() if self.recorder else []
-        if pool.is_cuda and self.scorer.name == "keydiff":
-            self._seal_all(pool, rows, starts)
+        pages = rows[: len(bounds.starts), 0].tolist() if self.recorder else []
+        if pool.is_cuda and self.scorer.name in FUSED_SCORERS:
+            self._seal_all(pool, rows, bounds.starts)
             return None
-        for index, tokens in enumerate(starts):
+        for index, tokens in enumerate(bounds.starts):
             chunk = self.geometry.sealing(tokens)
             if chunk is None or (pages and pages[index] == NULL_PAGE):
                 continue
@@ -101,7 +98,7 @@ class Sealer:
                 observed = Observed(self.recorder.take(pages[index], tokens), self.scale, self.rotary)
             with self.meter.timing():
                 seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
-        return self.recorder.plan(pages, starts, lengths.tolist()) if self.recorder else None
+        return self.recorder.plan(pages, bounds.starts, bounds.ends) if self.recorder else None
 
     def _seal_all(self, pool: torch.Tensor, rows: torch.Tensor, starts: list[int]) -> None:
         """All chunks that are due, in one launch each for choosing and writing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,9 +79,14 @@ class PrefixWatch:
 
     def shared(self, prefix: Hashable, prompt: Prompt) -> bool:
         """Whether another conversation's prompt had this prefix before; remembers this one."""
-        earlier = self._seen.get(prefix)
+        shared = self.known_to_others(prefix, lambda: prompt)
         self._seen.set(prefix, prompt)
-        return earlier is not None and not earlier.same_conversation(prompt)
+        return shared
+
+    def known_to_others(self, prefix: Hashable, prompt: Callable[[], Prompt]) -> bool:
+        """The same, without remembering this one, which is made only where it is needed."""
+        earlier = self._seen.get(prefix)
+        return earlier is not None and not earlier.same_conversation(prompt())
 
 
 class Lost:

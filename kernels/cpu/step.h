@@ -42,14 +42,15 @@ struct Step {
 };
 
 // A request of the step: its new tokens are the rows start .. start + count - 1, at positions length - count ...
+// One of length 0 is skipped: it has no tokens.
 struct Request {
   const int32_t* row;
   int64_t start, count, length, sealed;
 };
 
 inline Request request_of(const Step& step, int64_t index) {
-  const int64_t start = step.query_start_loc[index], count = step.query_start_loc[index + 1] - start;
-  const int64_t length = step.seq_lens[index];
+  const int64_t start = step.query_start_loc[index], length = step.seq_lens[index];
+  const int64_t count = length == 0 ? 0 : step.query_start_loc[index + 1] - start;
   return {step.rows + index * step.row_stride, start, count, length, step.sealed(length - count)};
 }
 

@@ -7,6 +7,7 @@
 #include "decode.cuh"
 #include "prefill.cuh"
 #include "seal.cuh"
+#include "wide.cuh"
 
 namespace {
 
@@ -157,8 +158,43 @@ EXPORT int tangram_seal(const void* step_bytes, const void* seal_bytes, int inde
   if (error == cudaSuccess && bytes > device->seal_bytes) error = allow(kernel, bytes);
   if (error != cudaSuccess) return error;
   if (bytes > device->seal_bytes) device->seal_bytes = bytes;
-  const dim3 grid(seal.count, step.tiers * step.members);
+  const dim3 grid(seal.count, step.kv_heads > 0 ? step.kv_heads : step.tiers * step.members);
   kernel<<<grid, kSealThreads, bytes, static_cast<cudaStream_t>(stream)>>>(step, seal);
+  return cudaGetLastError();
+}
+
+// Stage a wide step's raw tokens, write its sequences' tables and pack their queries.
+EXPORT int tangram_stage(const void* step_bytes, const void* wide_bytes, int index, void* stream) {
+  const Step step = *static_cast<const Step*>(step_bytes);
+  const Wide wide = *static_cast<const Wide*>(wide_bytes);
+  if (wide.count == 0 || step.kv_heads == 0) return cudaSuccess;
+  std::lock_guard<std::mutex> guard(mutex);
+  Device* device;
+  const cudaError_t error = select(index, &device);
+  if (error != cudaSuccess) return error;
+  const auto custream = static_cast<cudaStream_t>(stream);
+  // A ring is read before the step's own tokens overwrite it.
+  if (wide.most_tail > 0)
+    stage_kernel<Element, kSize, true><<<dim3(wide.most_tail, wide.count), kWideThreads, 0, custream>>>(step, wide);
+  stage_kernel<Element, kSize, false><<<dim3(wide.most_new, wide.count), kWideThreads, 0, custream>>>(step, wide);
+  table_kernel<Element, kSize><<<dim3(wide.segment_count, step.kv_heads), kWideThreads, 0, custream>>>(step, wide);
+  const dim3 packs(ceil_div(wide.most_tokens, kPackedTokens), wide.segment_count);
+  pack_kernel<Element, kSize, false><<<packs, kWideThreads, 0, custream>>>(step, wide, const_cast<char*>(wide.query));
+  return cudaGetLastError();
+}
+
+// Put the outputs of a wide step's sequences, `packed`, where the step's tokens have theirs: `query`, and its strides.
+EXPORT int tangram_unpack(const void* step_bytes, const void* wide_bytes, int index, void* stream) {
+  const Step step = *static_cast<const Step*>(step_bytes);
+  const Wide wide = *static_cast<const Wide*>(wide_bytes);
+  if (wide.count == 0 || step.kv_heads == 0) return cudaSuccess;
+  std::lock_guard<std::mutex> guard(mutex);
+  Device* device;
+  const cudaError_t error = select(index, &device);
+  if (error != cudaSuccess) return error;
+  const dim3 packs(ceil_div(wide.most_tokens, kPackedTokens), wide.segment_count);
+  pack_kernel<Element, kSize, true>
+      <<<packs, kWideThreads, 0, static_cast<cudaStream_t>(stream)>>>(step, wide, const_cast<char*>(wide.query));
   return cudaGetLastError();
 }
 

@@ -88,15 +88,75 @@ def seal(
     window: int,
     sink: int,
     scores: torch.Tensor | None = None,
+    head_tier: torch.Tensor | None = None,
+    head_member: torch.Tensor | None = None,
+    staged: torch.Tensor | None = None,
+    origin: torch.Tensor | None = None,
 ) -> None:
     """``tangram::ragged_seal`` on a GPU."""
+    layer = (head_tier, head_member, staged, origin)
     geometry = (page_tokens, ring_slots, chunk, window)
     fits = _fits(pool, page_tokens) and chunk <= MOST_CHUNK
     library = native(pool.device, pool.dtype, pool.shape[3] // 2) if fits else None
     if library is None:
-        fallback.seal(pool, rows, due, tier_offset, tier_heads, *geometry, sink, scores)
+        fallback.seal(pool, rows, due, tier_offset, tier_heads, *geometry, sink, scores, *layer)
     else:
-        library.seal(pool, rows, due, tier_offset, tier_heads, geometry, sink, scores)
+        library.seal(pool, rows, due, tier_offset, tier_heads, geometry, sink, scores, layer)
+
+
+def stage(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    rows: torch.Tensor,
+    head_tier: torch.Tensor,
+    head_member: torch.Tensor,
+    tier_offset: torch.Tensor,
+    page_tokens: int,
+    ring_slots: int,
+    chunk: int,
+    window: int,
+    requests: torch.Tensor,
+    segments: torch.Tensor,
+    starts: torch.Tensor,
+    staged: torch.Tensor,
+    packed: torch.Tensor,
+    table: torch.Tensor,
+    used: torch.Tensor,
+    unit: int,
+    staged_at: int,
+    most_tail: int,
+    most_new: int,
+    most_tokens: int,
+) -> None:
+    """``tangram::ragged_stage`` on a GPU."""
+    tables = (rows, head_tier, head_member, tier_offset)
+    geometry = (page_tokens, ring_slots, chunk, window)
+    plan, buffers = (requests, segments, starts), (staged, packed, table, used)
+    places, most = (unit, staged_at), (most_tail, most_new, most_tokens)
+    library = native(pool.device, pool.dtype, query.shape[2]) if _fits(pool, page_tokens) else None
+    if library is None:
+        fallback.stage(query, key, value, pool, *tables, *geometry, *plan, *buffers, *places, *most)
+        return
+    query, key, value = (t if _aligned(t, 16) else t.contiguous() for t in (query, key, value))
+    library.stage(query, key, value, pool, tables, geometry, plan, buffers, places, most)
+
+
+def unpack(
+    out: torch.Tensor,
+    packed: torch.Tensor,
+    segments: torch.Tensor,
+    starts: torch.Tensor,
+    kv_heads: int,
+    most_tokens: int,
+) -> None:
+    """``tangram::ragged_unpack`` on a GPU."""
+    library = native(out.device, out.dtype, out.shape[2]) if _aligned(out, 16) else None
+    if library is None:
+        fallback.unpack(out, packed, segments, starts, kv_heads, most_tokens)
+    else:
+        library.unpack(out, packed, segments, starts, kv_heads, most_tokens)
 
 
 def _fits(pool: torch.Tensor, page_tokens: int) -> bool:

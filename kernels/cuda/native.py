@@ -22,7 +22,8 @@ from kernels.errors import KernelBuildError, KernelError
 _STEP = struct.Struct("7P3q10i")  # tangram::Step, step.cuh
 _FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
 _ATTEND = struct.Struct("7P4q4i2f")  # tangram::Attend, attend.cuh
-_SEAL = struct.Struct("3P2i")  # tangram::Seal, seal.cuh
+_WIDE = struct.Struct("10P8q8i")  # tangram::Wide, wide.cuh
+_SEAL = struct.Struct("5P2i")  # tangram::Seal, seal.cuh
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -43,11 +44,13 @@ class Native:
             self._append = library.tangram_append
             self._attention = library.tangram_attention
             self._seal = library.tangram_seal
+            self._stage = library.tangram_stage
+            self._unpack = library.tangram_unpack
             self._workspace = library.tangram_workspace
             self._error = library.tangram_error
         except (OSError, AttributeError) as error:
             raise KernelBuildError(f"cannot load {path}: {error}") from error
-        for function in (self._append, self._attention, self._seal):
+        for function in (self._append, self._attention, self._seal, self._stage, self._unpack):
             function.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
             function.restype = ctypes.c_int
         self._workspace.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
@@ -105,11 +108,68 @@ class Native:
         geometry: tuple[int, int, int, int],
         sink: int,
         scores: torch.Tensor | None,
+        layer: tuple[torch.Tensor | None, ...] = (None, None, None, None),
     ) -> None:
-        """``ragged_seal``."""
-        pointers = (due.data_ptr(), tier_heads.data_ptr(), 0 if scores is None else scores.data_ptr())
-        step = _pack_step(pool, rows, (0, 0, 0, 0), tier_offset, 0, 0, geometry)
+        """``ragged_seal``; ``layer``: its last four arguments."""
+        head_tier, head_member, staged, origin = layer
+        pointers = (_address(tensor) for tensor in (due, tier_heads, scores, staged, origin))
+        heads = 0 if head_tier is None else head_tier.shape[0]
+        tables = (0, 0, _address(head_tier), _address(head_member))
+        step = _pack_step(pool, rows, tables, tier_offset, 0, heads, geometry)
         self._run(self._seal, pool, step, _SEAL.pack(*pointers, due.shape[0], sink))
+
+    def stage(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        tables: tuple[torch.Tensor, ...],
+        geometry: tuple[int, int, int, int],
+        plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        buffers: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        places: tuple[int, int],
+        most: tuple[int, int, int],
+    ) -> None:
+        """``ragged_stage``; ``tables``: rows, head_tier, head_member, tier_offset; the rest in its order."""
+        rows, head_tier, head_member, tier_offset = tables
+        requests, segments, _ = plan
+        _, packed, table, _ = buffers
+        pointers = (tensor.data_ptr() for tensor in (*plan, query, key, value, *buffers))
+        strides = (stride for tensor in (query, key, value) for stride in tensor.stride()[:2])
+        counts = (requests.shape[0], segments.shape[0], packed.shape[1], table.shape[1])
+        wide = _WIDE.pack(*pointers, *strides, *places, *counts, *most, 0)
+        heads = (0, 0, head_tier.data_ptr(), head_member.data_ptr())
+        sizes = (query.shape[0], head_tier.shape[0])
+        self._run(self._stage, pool, _pack_step(pool, rows, heads, tier_offset, *sizes, geometry), wide)
+
+    def unpack(
+        self,
+        out: torch.Tensor,
+        packed: torch.Tensor,
+        segments: torch.Tensor,
+        starts: torch.Tensor,
+        kv_heads: int,
+        most_tokens: int,
+    ) -> None:
+        """``ragged_unpack``."""
+        pointers = (
+            0,
+            segments.data_ptr(),
+            starts.data_ptr(),
+            out.data_ptr(),
+            0,
+            0,
+            0,
+            packed.data_ptr(),
+            0,
+            0,
+        )
+        strides = (*out.stride()[:2], 0, 0, 0, 0)
+        counts = (1, segments.shape[0], packed.shape[1], 0)
+        wide = _WIDE.pack(*pointers, *strides, 1, 0, *counts, 0, 0, most_tokens, 0)
+        step = _STEP.pack(*(0,) * 10, *(0, 0, out.shape[0], kv_heads, 0, 0), *(0, 0, 0, 0))
+        self._run(self._unpack, out, step, wide)
 
     def workspace(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Where blocks that share a history leave their sums, the counters of those that have, a plan.
@@ -156,6 +216,10 @@ def architecture(device: torch.device) -> str:
     """The device's architecture as nvcc names it."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _index(device: torch.device) -> int:

@@ -9,11 +9,14 @@
 
 namespace tangram {
 
-// Packed in kernels/cuda/native.py; Step's queries, lengths and layer tables are not used.
+// Packed in kernels/cuda/native.py; Step's queries and lengths are not used. Where Step has heads, only those of its
+// layer are sealed; where it has none, all members of all tiers.
 struct Seal {
   const int32_t* due;         // [count, 2] request and chunk
   const int32_t* tier_heads;  // [tiers] heads of each tier's pages
   const float* scores;        // [count, tiers, members, chunk], or null: keydiff
+  char* staged;               // [pages, kv_heads, page_tokens, 2 * head_size] with the tokens, or null: the rings
+  const int32_t* origin;      // [count] where a chunk's staged pages begin
   int32_t count, sink;
 };
 
@@ -119,8 +122,10 @@ __global__ void __launch_bounds__(kSealThreads, 3) seal_kernel(const Step step, 
   auto* chosen = reinterpret_cast<int*>(norms + step.chunk);
   auto* found = chosen + step.chunk;  // [kWarps]
 
-  const int tier = blockIdx.y / step.members, member = blockIdx.y % step.members;
-  if (member >= seal.tier_heads[tier]) return;
+  const bool layer = step.kv_heads > 0;
+  const int tier = layer ? step.head_tier[blockIdx.y] : blockIdx.y / step.members;
+  const int member = layer ? step.head_member[blockIdx.y] : blockIdx.y % step.members;
+  if (tier < 0 || tier >= step.tiers || member < 0 || member >= (layer ? step.members : seal.tier_heads[tier])) return;
   const int request = seal.due[2 * blockIdx.x], chunk = seal.due[2 * blockIdx.x + 1];
   if (request < 0 || request >= step.requests || chunk < 0) return;
   const int32_t* row = step.rows + request * step.row_stride;
@@ -131,12 +136,17 @@ __global__ void __launch_bounds__(kSealThreads, 3) seal_kernel(const Step step, 
 
   // A page id out of range must not be followed: such a request is left alone.
   bool bad = false;
+  const int64_t slot_bytes = static_cast<int64_t>(size) * 2 * D * sizeof(T);
   for (int i = threadIdx.x; i < pages + keep / size; i += kSealThreads) {
+    if (i < pages && seal.staged != nullptr) {
+      const int64_t page = static_cast<int64_t>(seal.origin[blockIdx.x]) + i;
+      sources[i] = seal.staged + (page * step.kv_heads + blockIdx.y) * slot_bytes;
+      continue;
+    }
     const int slot = (chunk * pages + i) % step.ring_slots;
     const int page = row[i < pages ? slot * step.tiers + tier : sealed_at + i - pages];
     bad |= page < 0 || page >= step.pages;
-    sources[i] = step.pool + (page * step.page_stride + static_cast<int64_t>(member) * size * 2 * D) *
-                                 static_cast<int64_t>(sizeof(T));
+    sources[i] = step.pool + page * step.page_stride * static_cast<int64_t>(sizeof(T)) + member * slot_bytes;
   }
   if (__syncthreads_or(bad)) return;
   const auto token = [&](int index) {

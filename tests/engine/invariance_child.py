@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,25 @@ class Driver:
             for name in names:
                 contexts[name] += answers[ids[name]]["answer"]
             turns.append(answers[ids[watched]])
+        self.states = self.sealed_states(ids[watched])
         self.forget()
         return turns
+
+    def sealed_states(self, name: str) -> Any:
+        """Keys and values of all sealed chunks of an idle conversation, in the order of its row."""
+        geometry = self.manager.geometry
+        (row,) = (row for row in self.manager.resident.rows() if row.name.rpartition("-")[0] == name)
+        return self.pool[row.pages[geometry.ring_pages : geometry.pages(row.tokens)]].clone()
+
+    @contextmanager
+    def wide(self) -> Iterator[None]:
+        """Steps may cross seal boundaries."""
+        policy = self.manager.room.policy
+        self.manager.room.policy = replace(policy, wide=True)
+        try:
+            yield
+        finally:
+            self.manager.room.policy = policy
 
 
 def main(folder: str) -> dict[str, Any]:
@@ -180,6 +198,17 @@ def main(folder: str) -> dict[str, Any]:
     driver.forget()
     driver.poison(list(range(1, PAGES)))
     result: dict[str, Any] = {"alone": driver.conversation(["a"])}
+    states, apart = driver.states, {}
+    with driver.wide():
+        for names in (["a"], ["b", "a", "c"]):
+            run = f"wide{len(names)}"
+            result[run] = driver.conversation(names)
+            apart[run] = float((driver.states - states).abs().max())
+        with driver.steps_of(100):
+            result["wide100"] = driver.conversation(["a"], forget=True)
+            apart["wide100"] = float((driver.states - states).abs().max())
+        result["wide_prefixes"] = prefixes(driver, "guide")
+    result["apart"] = apart
     result["recomputed"] = driver.conversation(["a"], forget=True)
     with driver.steps_of(37):
         result["cut"] = driver.conversation(["a"])
@@ -210,9 +239,9 @@ def forks(driver: Driver) -> list[dict[str, Any]]:
     return [together, alone]
 
 
-def prefixes(driver: Driver) -> list[dict[str, Any]]:
+def prefixes(driver: Driver, prompt: str = "system") -> list[dict[str, Any]]:
     """Four conversations on one system prompt, one after the other, then each from nothing."""
-    system = text("system", 0, 180)
+    system = text(prompt, 0, 180)
     requests = {f"user{i}": (system + text(f"user{i}", 0, 80), 40) for i in range(4)}
     shared, alone = {}, {}
     for name, request in requests.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 with warnings.catch_warnings():
@@ -64,8 +65,9 @@ class Running:
 class SimulatedWorker:
     """Executes scheduler outputs in order."""
 
-    def __init__(self, geometry: Geometry, salts: dict[str, str]) -> None:
+    def __init__(self, geometry: Geometry, salts: dict[str, str], wide: bool = False) -> None:
         self.g = geometry
+        self.wide = wide
         self.salts = salts
         self.memory: dict[int, list[Tag | None]] = {}
         self.requests: dict[str, Running] = {}
@@ -84,9 +86,13 @@ class SimulatedWorker:
         sampled = []
         for name, count in output.num_scheduled_tokens.items():
             request, start = self.requests[name], self.computed[name]
-            self.seal(request, start)
-            self.write(request, start, start + count)
-            self.attend(request, start + count)
+            assert len(request.row) == self.g.pages(start + count), (
+                "the row is not as long as the formula says"
+            )
+            for part in self.parts(start, start + count):
+                self.seal(request, part.start)
+                self.write(request, part.start, part.stop)
+                self.attend(request, part.stop)
             new = []
             if start + count == len(request.tokens):
                 new = [request.hash_at(start + count - 1) % VOCABULARY]
@@ -116,9 +122,14 @@ class SimulatedWorker:
                 request.row += fresh
             self.computed[name] = computed
 
+    def parts(self, start: int, end: int) -> list[range]:
+        """A step's tokens between the seal boundaries that it crosses, if it may."""
+        cuts = [length for length in range(start + 1, end) if self.g.sealing(length) is not None]
+        assert self.wide or not cuts, "a step crosses a seal boundary"
+        return [range(a, b) for a, b in pairwise([start, *cuts, end])]
+
     def write(self, request: Running, start: int, end: int) -> None:
         size = self.g.page_tokens
-        assert len(request.row) == self.g.pages(end), "the row is not as long as the formula says"
         for position in range(start, end):
             tag = (position, request.hash_at(position))
             for tier in range(self.g.num_tiers):
@@ -157,8 +168,8 @@ class SimulatedWorker:
         return tag
 
     def attend(self, request: Running, end: int) -> None:
-        """Read all that the last token of the step sees. It sees no less than the tokens before it, as a step
-        never crosses a boundary."""
+        """Read all that the last token of a part sees. It sees no less than the tokens before it, as a part
+        crosses no boundary."""
         sealed = self.g.sealed(end - 1)
         for tier in range(self.g.num_tiers):
             for chunk in range(sealed):

@@ -111,7 +111,7 @@ class Simulation:
         self.pages = pages
         self.depth = depth
         self.salts: dict[str, str] = {}
-        self.worker = SimulatedWorker(geometry, self.salts)
+        self.worker = SimulatedWorker(geometry, self.salts, self.manager.room.policy.wide)
         self.flying: deque[tuple[Any, Any]] = deque()
         self.prompts: dict[str, tuple[list[int], str, int]] = {}
         self.outputs: dict[str, list[int]] = {}

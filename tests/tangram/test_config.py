@@ -22,11 +22,24 @@ def test_every_field_can_come_from_the_environment_and_has_help() -> None:
     values = {
         "retention": 0.25, "chunk": 64, "window": 32, "sink": 2, "page_tokens": 32, "group_size": 7,
         "scope": "layer", "scorer": "snapkv", "query_window": 32, "alpha": 2.0, "rewind": 32,
-        "reserve": True, "resident_share": 0.5, "profile": "p.json",
+        "reserve": True, "resident_share": 0.5, "wide_steps": False, "profile": "p.json",
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(TangramConfig)} == set(HELP)
     environment = {f"TANGRAM_{name.upper()}": str(value) for name, value in values.items()}
     assert TangramConfig.from_sources({}, environment) == TangramConfig(**values)
+
+
+@pytest.mark.parametrize(("given", "on_gpu", "wide"), [
+    ("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False),
+])  # fmt: skip
+def test_wide_steps_are_left_to_the_device_unless_told(given: str, on_gpu: bool, wide: bool) -> None:
+    assert TangramConfig.from_mapping({"wide_steps": given}).steps_wide(on_gpu) is wide
+
+
+def test_wide_steps_need_a_scorer_that_works_inside_a_layer() -> None:
+    assert not TangramConfig(scorer="snapkv").steps_wide(on_gpu=True)
+    with pytest.raises(ConfigError, match="leave wide_steps on auto"):
+        TangramConfig(scorer="snapkv", wide_steps=True)
 
 
 def test_it_travels_as_json() -> None:

@@ -42,9 +42,9 @@ def tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
-@pytest.fixture
-def sim(make: Make) -> Iterator[Simulation]:
-    simulation = make(2000)
+@pytest.fixture(params=["off", "on"], ids=["narrow", "wide"])
+def sim(make: Make, request: pytest.FixtureRequest) -> Iterator[Simulation]:
+    simulation = make(2000, ours={"wide_steps": request.param})
     yield simulation
     simulation.close()
 
@@ -160,7 +160,8 @@ def test_conversations_with_one_system_prompt_share_its_sealed_pages(sim: Simula
         sim.run()
     # The second one shows that the prompt is shared; from the third on it is.
     assert [sim.cached[f"c{index}"] for index in range(6)] == [0, 0, *[length] * 4]
-    assert sim.manager.counters["prefixes"] == 2, "one at each boundary within the prompt"
+    boundaries = 1 if sim.worker.wide else 2
+    assert sim.manager.counters["prefixes"] == boundaries, "where a step ends within the prompt"
     (kept,) = (s for s in sim.manager.snapshot().sequences if s.state == "prefix")
     assert kept.tokens == length, "the longer one took the place of the shorter"
     rows = {row.name: row for row in sim.manager.resident.rows() if not row.shared}
@@ -385,10 +386,15 @@ def drive(sim: Simulation, rng: random.Random, steps: int) -> None:
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.integers(0, 2**32), st.integers(1, 2), st.booleans(), st.sampled_from([1.0, 0.5]), st.integers(1, 4)
+    st.integers(0, 2**32),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1.0, 0.5]),
+    st.integers(1, 4),
 )
 def test_no_order_of_events_breaks_anything(
-    make: Make, seed: int, depth: int, reserve: bool, share: float, pools: int
+    make: Make, seed: int, depth: int, reserve: bool, wide: bool, share: float, pools: int
 ) -> None:
     """Hundreds of steps each; the worker checks every slot that is read, written, sealed or copied, the
     manager checks its books twice a step, and every answer is the model's."""
@@ -396,7 +402,7 @@ def test_no_order_of_events_breaks_anything(
     sim = make(
         pools * G.pages(LENGTH),
         depth,
-        {"reserve": reserve, "resident_share": share},
+        {"reserve": reserve, "resident_share": share, "wide_steps": wide},
         max_num_batched_tokens=budget,
         max_num_seqs=8,
     )
@@ -409,8 +415,12 @@ def test_no_order_of_events_breaks_anything(
 
 @pytest.mark.parametrize("geometry", ODD_GEOMETRIES)
 @pytest.mark.parametrize("reserve", [True, False])
-def test_settings_at_their_limits_break_nothing(make: Make, geometry: Geometry, reserve: bool) -> None:
-    sim = make(2 * geometry.pages(LENGTH), 2, {"reserve": reserve}, geometry, max_num_seqs=6)
+@pytest.mark.parametrize("wide", [True, False])
+def test_settings_at_their_limits_break_nothing(
+    make: Make, geometry: Geometry, wide: bool, reserve: bool
+) -> None:
+    ours = {"reserve": reserve, "wide_steps": wide}
+    sim = make(2 * geometry.pages(LENGTH), 2, ours, geometry, max_num_seqs=6)
     drive(sim, random.Random(7), 120)
     assert sim.manager.counters["takeovers"] + sim.manager.counters["forks"] > 0
     sim.close()

@@ -1,0 +1,320 @@
+"""Wide steps: prefill steps that cross seal boundaries, which are then sealed inside the layers.
+
+A token sees what its position says, whatever the step: between two boundaries a request's tokens see the
+chunks that were sealed before. So in each layer, part after part, the chunk that is due is sealed, the part's
+keys and values are written, and its queries attend. Where FlashAttention is at hand all parts go through one
+call of it, over page tables that say what each sees (:mod:`kernels.wide`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from kernels import KernelError, RaggedLayout, ragged_append, ragged_attention, ragged_seal
+from kernels.wide import Sequences, WidePlan, WideRequest, staged_pages
+
+logger = init_logger(__name__)
+
+Heads = tuple[torch.Tensor, torch.Tensor]
+"""(head_tier, head_member) of a layer, int32 [kv_heads] each."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer's scores become weights; see :func:`kernels.ragged_attention`."""
+
+    scale: float
+    soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A step on the host: each request's cached tokens before and after it, and where its tokens begin."""
+
+    starts: list[int]
+    ends: list[int]
+    tokens: list[int]
+
+    @classmethod
+    def of(cls, common: CommonAttentionMetadata) -> Bounds:
+        """Read without waiting for the device, where vLLM knows the lengths on the host."""
+        count = common.num_reqs
+        lengths = common.seq_lens_cpu_upper_bound
+        ends = (common.seq_lens if lengths is None else lengths)[:count].tolist()
+        tokens = common.query_start_loc_cpu[: count + 1].tolist()
+        starts = [end - (tokens[i + 1] - tokens[i]) for i, end in enumerate(ends)]
+        return cls(starts, ends, tokens)
+
+    def wide(self, layout: RaggedLayout) -> list[WideRequest]:
+        """The requests that cross a boundary."""
+        return [
+            WideRequest(row, self.tokens[row], start, end)
+            for row, (start, end) in enumerate(zip(self.starts, self.ends, strict=True))
+            if end > layout.step_end(start)
+        ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens of neighbouring requests that cross no boundary, or of one request between two.
+
+    Attributes:
+        tokens, rows: where they lie in the step and in the batch.
+        query_start_loc, seq_lens: int32, as of a batch of their own.
+        due: int32 [1, 2], the chunk to seal before, if one is due.
+    """
+
+    tokens: slice
+    rows: slice
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    due: torch.Tensor | None = None
+
+
+def cut(layout: RaggedLayout, bounds: Bounds, device: torch.device) -> list[Part]:
+    """A step in parts that cross no boundary, in the order of its tokens."""
+    parts: list[Part] = []
+
+    def add(rows: slice, steps: Sequence[tuple[int, int]], token: int, due: int | None = None) -> None:
+        counts = torch.tensor([0, *(end - start for start, end in steps)], dtype=torch.int32)
+        lengths = torch.tensor([end for _, end in steps], dtype=torch.int32)
+        total = int(counts.sum())
+        chunk = None if due is None else torch.tensor([[0, due]], dtype=torch.int32, device=device)
+        places = counts.cumsum(0, dtype=torch.int32).to(device)
+        parts.append(Part(slice(token, token + total), rows, places, lengths.to(device), chunk))
+
+    steps = list(zip(bounds.starts, bounds.ends, strict=True))
+    before = 0
+    for one in bounds.wide(layout):
+        if before < one.row:
+            add(slice(before, one.row), steps[before : one.row], bounds.tokens[before])
+        begin, due = one.cached, None
+        while begin < one.length:
+            end = min(one.length, layout.step_end(begin))
+            add(slice(one.row, one.row + 1), [(begin, end)], one.token + begin - one.cached, due)
+            begin, due = end, layout.sealed(begin)
+        before = one.row + 1
+    if before < len(steps):
+        add(slice(before, len(steps)), steps[before:], bounds.tokens[before])
+    return parts
+
+
+class WideSteps:
+    """Makes wide steps of batches. One per worker.
+
+    Args:
+        heads: (query heads, KV heads) of a layer.
+        sink: first tokens of a sequence that are always kept.
+        step_tokens: of a step, at most.
+        version: of FlashAttention; None where it cannot be used.
+    """
+
+    def __init__(
+        self, layout: RaggedLayout, heads: tuple[int, int], sink: int, step_tokens: int, version: int | None
+    ) -> None:
+        self.layout, self.heads, self.sink, self.step_tokens = layout, heads, sink, step_tokens
+        self.version = version
+        self._sequences: Sequences | None = None
+
+    def sequences(self, pool: torch.Tensor) -> Sequences | None:
+        """Buffers for FlashAttention over this pool; None where it cannot be used."""
+        if self.version is None:
+            return None
+        if self._sequences is None or self._sequences.pool.data_ptr() != pool.data_ptr():
+            try:
+                self._sequences = Sequences(pool, self.layout, *self.heads, self.step_tokens)
+            except KernelError as problem:
+                logger.warning("wide steps go part by part: %s", problem)
+                self.version = None
+                return None
+        return self._sequences
+
+    def of(
+        self, bounds: Bounds, pool: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor
+    ) -> WideStep | None:
+        """The step, if a request of it crosses a boundary.
+
+        Args:
+            pool: [pages, group_size, page_tokens, 2 * head_size].
+            rows: int32 [requests, width]. seq_lens: int32 [requests], after the step.
+        """
+        wide = bounds.wide(self.layout)
+        if not wide:
+            return None
+        sequences = self.sequences(pool)
+        plan = None if sequences is None else WidePlan.make(self.layout, self.heads[1], wide, pool.device)
+        return WideStep(self, bounds, pool, rows, seq_lens, wide, sequences, plan)
+
+    def warm_up(self, query: torch.Tensor) -> None:
+        """Take and give back the memory that a wide step needs, so that vLLM's measurement counts it.
+
+        Args:
+            query: [tokens, query heads, head_size].
+        """
+        if self.version is None or not query.is_cuda:
+            return
+        kv_heads = self.heads[1]
+        pages = staged_pages(self.layout, self.step_tokens)
+        staged = pages * kv_heads * self.layout.page_tokens * 2 * self.layout.head_size
+        query.new_empty(staged + 2 * query.numel())
+
+
+@dataclass(frozen=True)
+class WideStep:
+    """One step, for its layers one after another."""
+
+    steps: WideSteps
+    bounds: Bounds
+    pool: torch.Tensor
+    rows: torch.Tensor
+    seq_lens: torch.Tensor
+    wide: list[WideRequest]
+    sequences: Sequences | None
+    plan: WidePlan | None
+
+    def attend(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        heads: Heads,
+        scoring: Scoring,
+    ) -> None:
+        """Seal, write and attend in one layer.
+
+        Args:
+            out, query: [tokens, query heads, head_size]; key, value: [tokens, kv_heads, head_size].
+            query_start_loc: int32 [requests + 1].
+        """
+        if self.sequences is None or self.plan is None or scoring.sinks is not None:
+            self._part_by_part(out, query, key, value, heads, scoring)
+            return
+        self._rest(out, query, key, value, query_start_loc, heads, scoring)
+        self._at_once(self.sequences, self.plan, out, query, key, value, heads, scoring)
+
+    def _part_by_part(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        heads: Heads,
+        scoring: Scoring,
+    ) -> None:
+        layout = self.steps.layout
+        for part in self.parts:
+            rows, own = self.rows[part.rows], part.tokens
+            if part.due is not None:
+                self._seal(rows, part.due, heads)
+            batch = (self.pool, rows, part.query_start_loc, part.seq_lens, *heads, layout)
+            ragged_append(key[own], value[own], *batch)
+            how = (scoring.scale, scoring.sinks, scoring.soft_cap)
+            ragged_attention(out[own], query[own], *batch, *how)
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """For where they go one by one."""
+        return cut(self.steps.layout, self.bounds, self.pool.device)
+
+    def _seal(self, rows: torch.Tensor, due: torch.Tensor, heads: Heads, **staged: Any) -> None:
+        layout = self.steps.layout
+        every = due.new_zeros(layout.tiers)  # heads of other layers: not asked about
+        ragged_seal(self.pool, rows, due, every, layout, self.steps.sink, heads=heads, **staged)
+
+    def _at_once(
+        self,
+        sequences: Sequences,
+        plan: WidePlan,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        heads: Heads,
+        scoring: Scoring,
+    ) -> None:
+        """Every segment and KV head of the wide requests is a sequence of one call."""
+        packed, table, used = sequences.stage(query, key, value, self.rows, *heads, plan)
+        if len(plan.due):
+            self._seal(self.rows, plan.due, heads, staged=(sequences.staged, plan.origin))
+        keys, values = sequences.pages_view()
+        answers = torch.empty_like(packed)
+        flash()(
+            packed,
+            keys,
+            values,
+            max_seqlen_q=plan.most_queries,
+            cu_seqlens_q=plan.starts,
+            max_seqlen_k=plan.most_keys,
+            seqused_k=used,
+            softmax_scale=scoring.scale,
+            causal=True,
+            softcap=scoring.soft_cap,
+            block_table=table,
+            out=answers,
+            num_splits=1,
+            fa_version=self.steps.version,
+        )
+        sequences.unpack(out, answers, plan)
+
+    def _rest(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        heads: Heads,
+        scoring: Scoring,
+    ) -> None:
+        """The requests that cross no boundary."""
+        if not self.others:
+            return
+        batch = (self.pool, self.rows, query_start_loc, self.other_lens, *heads, self.steps.layout)
+        ragged_append(key, value, *batch)
+        how = (scoring.scale, scoring.sinks, scoring.soft_cap)
+        ragged_attention(out, query, *batch, *how, max(self.others), 1 in self.others)
+
+    @cached_property
+    def others(self) -> list[int]:
+        """New tokens of each request that crosses no boundary."""
+        wide = {one.row for one in self.wide}
+        steps = enumerate(zip(self.bounds.starts, self.bounds.ends, strict=True))
+        return [end - start for row, (start, end) in steps if row not in wide and end > start]
+
+    @cached_property
+    def other_lens(self) -> torch.Tensor:
+        """int32 [requests]: lengths, but 0 for wide requests, which the kernels then skip."""
+        keep = torch.ones(self.seq_lens.shape[0], dtype=torch.int32)
+        keep[[one.row for one in self.wide]] = 0
+        host = keep.pin_memory() if self.seq_lens.is_cuda else keep
+        return self.seq_lens * host.to(self.seq_lens.device, non_blocking=True)
+
+
+def flash() -> Callable[..., Any]:
+    """vLLM's FlashAttention over page tables."""
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+    call: Callable[..., Any] = flash_attn_varlen_func
+    return call
+
+
+def flash_version(device: torch.device, dtype: torch.dtype, head_size: int) -> int | None:
+    """Which FlashAttention of vLLM's takes such a cache; None where none does."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if head_size % 8 or head_size > 256:
+        return None
+    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+    version: int | None = get_flash_attn_version(head_size=head_size)
+    return version if version in (2, 3) else None
