@@ -30,6 +30,8 @@ echo "$@" > "$last"
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TANGRAM_KERNEL_CACHE", str(tmp_path / "kernels"))
+    for name in ("TANGRAM_KERNEL_PREBUILT", "NVCC"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path / "kernels"
 
 
