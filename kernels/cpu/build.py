@@ -115,13 +115,23 @@ def compile_library(command: list[str], target: Path) -> None:
     os.close(handle)
     built = Path(name)
     try:
-        result = _run([*command, "-o", str(built)])
-        if result.returncode:
-            raise KernelBuildError(f"{shlex.join(command)} failed:\n{result.stderr[-4000:]}")
+        run_compiler([*command, "-o", str(built)])
         built.chmod(0o755)
         built.replace(target)
     finally:
         built.unlink(missing_ok=True)
+
+
+def run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler's command to its end.
+
+    Raises:
+        KernelBuildError: it could not be run, or failed; the message ends with what it said.
+    """
+    result = _run(command)
+    if result.returncode:
+        raise KernelBuildError(f"{shlex.join(command)} failed:\n{result.stderr[-4000:]}")
+    return result
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

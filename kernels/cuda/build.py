@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +49,32 @@ class Variant:
         return f"{self.arch}-{str(self.dtype).removeprefix('torch.')}-{self.head_size}"
 
 
-def variants(archs: list[str]) -> list[Variant]:
-    """Everything that is built ahead for these architectures."""
-    return [Variant(dtype, size, arch) for arch in archs for dtype in ELEMENTS for size in HEAD_SIZES]
+def variants(
+    archs: Iterable[str],
+    dtypes: Iterable[torch.dtype] = tuple(ELEMENTS),
+    head_sizes: Iterable[int] = HEAD_SIZES,
+) -> list[Variant]:
+    """Everything that is built ahead for these architectures, each named once."""
+    every = (Variant(dtype, size, arch) for arch in archs for dtype in dtypes for size in head_sizes)
+    return list(dict.fromkeys(every))
+
+
+def libraries(
+    chosen: list[Variant], into: Path | None = None, jobs: int | None = None
+) -> Iterator[tuple[Variant, Path]]:
+    """``library`` of each variant, in the order in which they are done; ``jobs`` compilers run at a time, by
+    default one for each processor.
+
+    Raises:
+        KernelBuildError: as ``library``; what was not begun by then is not built.
+    """
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        waiting = {pool.submit(library, variant, into=into): variant for variant in chosen}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def library(variant: Variant, flags: tuple[str, ...] = (), into: Path | None = None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -50,61 +51,26 @@ def prepare(device: torch.device, dtype: torch.dtype, head_size: int) -> None:
         library.workspace(device)
 
 
-def append(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pool: torch.Tensor,
-    rows: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    head_tier: torch.Tensor,
-    head_member: torch.Tensor,
-    tier_offset: torch.Tensor,
-    page_tokens: int,
-    ring_slots: int,
-    chunk: int,
-    window: int,
-) -> None:
-    """``tangram::ragged_append`` on a GPU."""
-    tables = (rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset)
-    geometry = (page_tokens, ring_slots, chunk, window)
+def append(key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, *step: Any) -> None:
+    """``tangram::ragged_append`` on a GPU; the arguments are those of ``kernels.fallback``."""
     library = native(pool.device, pool.dtype, key.shape[2])
     if library is None:
-        fallback.append(key, value, pool, *tables, *geometry)
+        fallback.append(key, value, pool, *step)
     else:
-        library.append(key, value, pool, tables, geometry)
+        library.append(key, value, pool, step)
 
 
-def attention(
-    out: torch.Tensor,
-    query: torch.Tensor,
-    pool: torch.Tensor,
-    rows: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    head_tier: torch.Tensor,
-    head_member: torch.Tensor,
-    tier_offset: torch.Tensor,
-    page_tokens: int,
-    ring_slots: int,
-    chunk: int,
-    window: int,
-    scale: float,
-    sinks: torch.Tensor | None = None,
-    soft_cap: float = 0.0,
-    max_query: int = 0,
-    singles: bool = True,
-) -> None:
-    """``tangram::ragged_attention`` on a GPU."""
-    tables = (rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset)
-    geometry = (page_tokens, ring_slots, chunk, window)
+def attention(out: torch.Tensor, query: torch.Tensor, pool: torch.Tensor, *rest: Any) -> None:
+    """``tangram::ragged_attention`` on a GPU; the arguments are those of ``kernels.fallback``."""
+    step, scoring = rest[:10], rest[10:]
+    _, query_start_loc, _, head_tier, _, _, page_tokens, *_ = step
     library = native(pool.device, pool.dtype, query.shape[2]) if _fits(pool, page_tokens) else None
     if library is None or query.shape[1] > MOST_GROUP * head_tier.shape[0]:
-        fallback.attention(out, query, pool, *tables, *geometry, scale, sinks, soft_cap)
+        fallback.attention(out, query, pool, *rest)
         return
     query = query if _aligned(query, 16) else query.contiguous()
     target = out if _aligned(out, 4) else torch.empty_like(query)
-    library.attention(target, query, pool, tables, geometry, scale, sinks, soft_cap, max_query, singles)
+    library.attention(target, query, pool, step, *scoring)
     if target is not out:
         used = query_start_loc[-1:].expand(out.shape[0]) > torch.arange(out.shape[0], device=out.device)
         out.copy_(torch.where(used[:, None, None], target, out))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,9 @@ _WIDE = struct.Struct("10P8q8i")  # tangram::Wide, wide.cuh
 _SEAL = struct.Struct("5P2i")  # tangram::Seal, seal.cuh
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+# What the registered operators take after the pool, from ``rows`` to ``window``.
+Step = tuple[*Tables, int, int, int, int]
 
 
 class Native:
@@ -56,34 +59,26 @@ class Native:
         self._error.restype = ctypes.c_char_p
         self._workspaces: dict[int, tuple[torch.Tensor, ...]] = {}
 
-    def append(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pool: torch.Tensor,
-        tables: Tables,
-        geometry: tuple[int, int, int, int],
-    ) -> None:
-        """``ragged_append``; ``tables`` and ``geometry`` in the registered operator's order."""
+    def append(self, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, step: Step) -> None:
+        """``ragged_append``."""
         pointers = (key.data_ptr(), value.data_ptr())
         strides = (*key.stride()[:2], *value.stride()[:2])
         fresh = _FRESH.pack(*pointers, *strides, key.shape[2], key.element_size())
-        self._run(self._append, pool, _step(key.shape[0], pool, tables, geometry), fresh)
+        self._run(self._append, pool, _step(key.shape[0], pool, step), fresh)
 
     def attention(
         self,
         out: torch.Tensor,
         query: torch.Tensor,
         pool: torch.Tensor,
-        tables: Tables,
-        geometry: tuple[int, int, int, int],
+        step: Step,
         scale: float,
-        sinks: torch.Tensor | None,
-        soft_cap: float,
-        max_query: int,
-        singles: bool,
+        sinks: torch.Tensor | None = None,
+        soft_cap: float = 0.0,
+        max_query: int = 0,
+        singles: bool = True,
     ) -> None:
-        """``ragged_attention``; ``tables`` and ``geometry`` as for ``append``."""
+        """``ragged_attention``."""
         partial, arrived, plan, pieces = self.workspace(pool.device)
         pointers = (out.data_ptr(), query.data_ptr(), 0 if sinks is None else sinks.data_ptr())
         strides = (*out.stride()[:2], *query.stride()[:2])
@@ -101,7 +96,7 @@ class Native:
             scale,
             soft_cap,
         )
-        self._run(self._attention, pool, _step(query.shape[0], pool, tables, geometry), attend)
+        self._run(self._attention, pool, _step(query.shape[0], pool, step), attend)
 
     def seal(
         self,
@@ -231,8 +226,8 @@ def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _step(tokens: int, pool: torch.Tensor, tables: Tables, geometry: tuple[int, int, int, int]) -> bytes:
-    rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset = tables
+def _step(tokens: int, pool: torch.Tensor, step: Step) -> bytes:
+    rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset, *geometry = step
     pointers = (
         query_start_loc.data_ptr(),
         seq_lens.data_ptr(),
@@ -249,7 +244,7 @@ def _pack_step(
     tier_offset: torch.Tensor,
     tokens: int,
     heads: int,
-    geometry: tuple[int, int, int, int],
+    geometry: Sequence[int],
 ) -> bytes:
     requests, width = rows.shape
     pages, members, _, _ = pool.shape

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu import dispatch
+from kernels.cuda import dispatch as cuda
 
 
 @pytest.fixture(params=["reference", "native"])
@@ -18,6 +19,16 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Insist on the native kernels."""
     yield from _chosen("native", monkeypatch)
+
+
+@pytest.fixture
+def cuda_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Insist on the compiled kernels on a GPU, and give back what the test took of its memory."""
+    monkeypatch.setenv("TANGRAM_KERNELS", "native")
+    cuda.native.cache_clear()
+    yield
+    cuda.native.cache_clear()
+    torch.cuda.empty_cache()
 
 
 def _chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

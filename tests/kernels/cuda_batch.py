@@ -15,11 +15,58 @@ OVERALL = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
 POISON = float("nan")
 
+BEYOND = (
+    2**31 + 2**20
+)  # where the indices of 32 bits, and with two bytes an element their offsets, have ended
+
 
 def to_gpu(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the GPU with the same strides."""
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
     return copy.copy_(tensor)
+
+
+def stretched(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """A copy on the GPU, of which the later half along ``dim`` lies beyond the element ``BEYOND``."""
+    strides = list(tensor.contiguous().stride())
+    strides[dim] = -(-BEYOND // (tensor.shape[dim] // 2) // 64) * 64
+    storage = torch.empty(
+        strides[dim] * (tensor.shape[dim] - 1) + tensor.numel(), dtype=tensor.dtype, device="cuda"
+    )
+    return storage.as_strided(tensor.shape, strides).copy_(tensor)
+
+
+class FarPool:
+    """The pages of a small pool at both ends of one on the GPU that reaches beyond ``BEYOND`` elements.
+
+    Every other page lies at the far end. All pages between them are poisoned, and so is the padding that each
+    page has behind it.
+    """
+
+    def __init__(self, pool: torch.Tensor, padding: int = 64) -> None:
+        self.pages, content = len(pool), pool[0].numel()
+        stride = content + padding
+        total = -(-BEYOND // stride) + self.pages
+        self.storage = torch.full((total, stride), POISON, dtype=pool.dtype, device="cuda")
+        self.pool = self.storage[:, :content].unflatten(1, pool.shape[1:])
+        self.place = torch.arange(self.pages)
+        self.place[1::2] += total - self.pages
+        for page, place in enumerate(self.place.tolist()):
+            self.pool[place].copy_(pool[page])
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """The page ids of rows that name pages of the small pool."""
+        return self.place[rows.long()].to(torch.int32).cuda()
+
+    def content(self) -> torch.Tensor:
+        """What the small pool's pages hold now, on the CPU."""
+        return torch.stack([self.pool[place].cpu() for place in self.place.tolist()])
+
+    def poisoned(self) -> bool:
+        """Whether all else is still poison. The pages themselves are given up for that."""
+        for place in self.place.tolist():
+            self.pool[place].fill_(POISON)
+        return all(bool(part.isnan().all()) for part in self.storage.split(2048))
 
 
 def check(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:

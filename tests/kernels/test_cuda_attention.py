@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random as random_module
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,18 +12,12 @@ from kernels.cuda import dispatch
 from tests.kernels.cuda_batch import POISON, Large, attend, check, to_gpu
 from tests.kernels.ragged_batch import Batch, Sizes
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("cuda_native"),
+]
 
 DTYPES = (torch.bfloat16, torch.float16)
-
-
-@pytest.fixture(autouse=True)
-def native_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Insist on the compiled kernels."""
-    monkeypatch.setenv("TANGRAM_KERNELS", "native")
-    dispatch.native.cache_clear()
-    yield
-    dispatch.native.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,6 +35,18 @@ def test_query_heads_share_a_kv_head(group: int) -> None:
 
 def test_a_group_too_large_for_the_kernels_is_still_right() -> None:
     attend(Batch(Sizes(kv_heads=1, group=71), [200, 40], [3, 1]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 16])
+@pytest.mark.parametrize("head_size", [64, 96, 128, 256])
+@pytest.mark.parametrize("page", [16, 32, 64, 128])
+def test_pages_head_sizes_and_groups(page: int, head_size: int, group: int, dtype: torch.dtype) -> None:
+    """Together: decoding and prefill, a request of one token, an empty one, a request that waits, and lengths
+    around the ends of pages and chunks."""
+    sizes = Sizes(page, page * 2, page, (page * 2, page), head_size, 2, group, dtype, members=2)
+    lengths = [page * 5 + 1, 1, 0, page * 4 - 1, page * 3, page * 3 + 2, page + 1, 2]
+    attend(Batch(sizes, lengths, [1, 1, 0, 5, 1, 2, 0, 2]))
 
 
 @pytest.mark.parametrize("page", [16, 32, 48, 64, 128])
@@ -245,6 +250,52 @@ def test_a_captured_graph_follows_the_lengths() -> None:
         large.query_start_loc.copy_(one_token)
 
 
+REPLAYS = {
+    1: [[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0, 0], [0] * 8, [1, 0, 0, 0, 0, 0, 0, 0]],
+    0: [[1] * 8, [30, 0, 1, 0, 0, 0, 0, 0], [0] * 8, [1, 2, 300, 1, 0, 0, 0, 0], [20, 0, 0, 9, 1, 17, 0, 40]],
+}
+
+
+@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize("max_query", REPLAYS)
+def test_a_graph_is_replayed_on_other_rows(max_query: int, kv_heads: int) -> None:
+    """As vLLM does it: all tables are written in place. Requests that are only padding have length 0, repeat
+    the last bound and name pages that do not exist; tokens behind the last bound are of nobody."""
+    tokens = 8 if max_query else 400
+    large = Large(QWEN, [9000] * 8, [1] * 8, kv_heads=kv_heads)
+    every = large.rows.clone()
+    large.query = torch.empty(tokens, kv_heads * 4, 128, dtype=large.dtype, device="cuda")
+    out = torch.empty_like(large.query)
+    key, value = torch.empty(2, tokens, kv_heads, 128, dtype=large.dtype, device="cuda")
+    large.run(out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ragged_append(key, value, large.pool, *large.tables, QWEN)
+        large.run(out, max_query=max_query)
+    random = random_module.Random(kv_heads)
+    geometry = (QWEN.page_tokens, QWEN.ring_slots, QWEN.chunk, QWEN.window)
+    offsets = QWEN.offset_tensor(large.pool.device)
+    for steps in REPLAYS[max_query]:
+        cached = [random.choice([0, 15, 640, random.randint(0, 8000)]) if step else 0 for step in steps]
+        fitting = [min(step, QWEN.step_end(n) - n) for n, step in zip(cached, steps, strict=True)]
+        lengths = [n + step for n, step in zip(cached, fitting, strict=True)]
+        large.query_start_loc.copy_(torch.tensor([0, *fitting]).cumsum(0))
+        large.seq_lens.copy_(torch.tensor(lengths))
+        large.rows.copy_(every[torch.tensor(random.sample(range(8), 8))])
+        large.rows[torch.tensor(fitting) == 0] = -1
+        for tensor in (large.query, key, value):
+            tensor.normal_()
+        out.fill_(7.0)
+        expected = large.pool.clone()
+        graph.replay()
+        fallback.append(key, value, expected, *large.tables, offsets, *geometry)
+        assert torch.equal(large.pool.view(torch.int16), expected.view(torch.int16))
+        real = sum(fitting)
+        assert bool((out[real:] == 7.0).all())
+        if real:
+            check(out[:real], large.expected()[:real], large.dtype)
+
+
 def test_capturing_before_the_first_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Large(QWEN, [100], [1])
     native = dispatch.native(large.pool.device, large.dtype, 128)
@@ -255,28 +306,21 @@ def test_capturing_before_the_first_call_is_refused(monkeypatch: pytest.MonkeyPa
         large.run(torch.empty_like(large.query))
 
 
-def test_offsets_pass_two_to_the_thirty_first_element() -> None:
-    batch = Batch(Sizes(), [64 * 2 + 33, 60, 150], [1, 60, 1])
-    pages = batch.pool.shape[0]
-    stride = 3 * 2**31 // pages // 64 * 64
-    far = torch.full((pages * stride,), POISON, dtype=batch.sizes.dtype, device="cuda")
-    pool = far.as_strided(batch.pool.shape, (stride, *batch.pool.stride()[1:])).copy_(batch.pool)
-    assert int(batch.rows[0, 4:6].max()) * stride > 2**31  # the page of position 160 in one of the tiers
-    tables = [to_gpu(table) for table in batch.tables]
-    key, value, query = (to_gpu(batch.step(parts)) for parts in (batch.keys, batch.values, batch.queries))
-    ragged_append(key, value, pool, *tables, batch.sizes.layout)
-    out = torch.full_like(query, POISON)
-    ragged_attention(out, query, pool, *tables, batch.sizes.layout, batch.scale)
-    check(out, batch.expected(), batch.sizes.dtype)
-
-
+@pytest.mark.parametrize("page", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("head_size", [64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
-def test_append_writes_the_same_bytes_as_the_reference(dtype: torch.dtype) -> None:
-    batch = Batch(Sizes(dtype=dtype, head_size=128), [288, 20, 64, 0, 97], [33, 20, 1, 0, 1])
+def test_append_writes_the_same_bytes_as_the_reference(dtype: torch.dtype, head_size: int, page: int) -> None:
+    """Nothing, one token, whole pages and parts of them, past the ring's end; free pages stay as they are."""
+    sizes = Sizes(page, page * 2, page + 3, (page * 2, page), head_size, 3, 1, dtype, page_padding=24)
+    cached = [page * 5 + 3, 0, 0, 0, page - 1, page * 3 + 3, 7]
+    steps = [page * 2, page * 3, 1, 0, 1, page, 0]
+    batch = Batch(sizes, [n + q for n, q in zip(cached, steps, strict=True)], steps)
     key, value = (batch.step(parts) for parts in (batch.keys, batch.values))
     pool, layout = to_gpu(batch.pool), batch.sizes.layout
     ragged_append(to_gpu(key), to_gpu(value), pool, *(to_gpu(table) for table in batch.tables), layout)
-    ragged_append(key, value, batch.pool, *batch.tables, layout)
+    geometry = (layout.page_tokens, layout.ring_slots, layout.chunk, layout.window)
+    offsets = layout.offset_tensor(batch.pool.device)
+    fallback.append(key, value, batch.pool, *batch.tables, offsets, *geometry)
     assert torch.equal(pool.cpu().view(torch.uint8), batch.pool.view(torch.uint8))
 
 
