@@ -5,7 +5,7 @@
 
 Random weights of Qwen3-4B's shape. Each client has a conversation of its own: a first message of 4,096
 random tokens, 512 new ones with every later turn, answers of 128 tokens, ten turns, an exponentially
-distributed time of thinking in between, and then a new conversation. With --thinking 0 the engine is saturated.
+distributed time of thinking in between, and then a new conversation; --thinking 0 saturates the engine.
 A client's first conversation begins in its middle, so that conversations are of all lengths from the start.
 
 One start of an engine serves all numbers of clients, with an empty cache for each; what happens in the
