@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -82,17 +82,19 @@ def kv_bytes(config: dict[str, Any], itemsize: int = 2) -> int:
 
 def child(script: str, job: dict[str, Any], folder: Path) -> Iterator[Any]:
     """The answers of one engine's process, as they come. Ends this program when the engine fails."""
-    command = [sys.executable, script, "--worker", json.dumps(job)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(folder))
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            yield json.loads(line)
-        if process.wait():
-            sys.exit(f"{job['engine']}: the engine ended with {process.returncode}")
-    finally:
-        process.terminate()
-        process.wait()
+    given = folder / "job.json"
+    given.write_text(json.dumps(job))
+    command = [sys.executable, script, "--worker", str(given)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(folder)) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                yield json.loads(line)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        sys.exit(f"{job['engine']}: the engine ended with {process.returncode}")
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -122,6 +124,14 @@ def _metadata(folder: Path) -> Path:
 def ratio(value: float | None, base: float | None) -> float:
     """``value / base``; not a number where either is missing or the base is 0."""
     return value / base if value is not None and base else math.nan
+
+
+def earlier(path: Path | None, join: bool, key: str, engines: Sequence[str]) -> list[dict[str, Any]]:
+    """What a file already holds, if it is to be added to, of engines that do not run now."""
+    if not join or path is None or not path.exists():
+        return []
+    rows = json.loads(path.read_text(encoding="utf-8"))[key]
+    return [row for row in rows if row["engine"] not in engines]
 
 
 def write_json(path: Path | None, benchmark: str, arguments: dict[str, Any], **figures: Any) -> None:

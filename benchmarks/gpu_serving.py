@@ -37,6 +37,7 @@ from engines import (
     answers_channel,
     child,
     device,
+    earlier,
     kv_bytes,
     ratio,
     write_json,
@@ -96,12 +97,12 @@ def worker(job: dict[str, Any]) -> None:
 def main() -> None:
     arguments = parse()
     if arguments.worker:
-        worker(json.loads(arguments.worker))
+        worker(json.loads(arguments.worker.read_text()))
         return
     shape: dict[str, Any] = {"seed": arguments.seed, "thinking": arguments.thinking}
     if arguments.tiny:
         shape |= TINY
-    rows: list[dict[str, Any]] = []
+    rows = earlier(arguments.json, arguments.join, "points", arguments.engines)
     starts: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = write_model(Path(folder), arguments.tiny)
@@ -132,6 +133,7 @@ def main() -> None:
             for answer in child(__file__, job, Path(folder)):
                 if "clients" not in answer:
                     starts[engine] = answer
+                    print(f"{engine}: ready after {answer['start_seconds']:.0f} s", flush=True)
                     continue
                 exceeds = answer["clients"] * one
                 answer |= {"engine": engine, "exceeds": exceeds * workload.mean_length()}
@@ -221,7 +223,8 @@ def parse() -> argparse.Namespace:
         "--tiny", action="store_true", help="a tiny shape and work, to try the script anywhere"
     )
     parser.add_argument("--json", type=Path, help="also write all figures here")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--join", action="store_true", help="keep what that file has of other engines")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     defaults: dict[str, Any] = {"kv_gib": 16.0, "seconds": 40.0, "warmup": 15.0, "thinking": 1.0}
     if arguments.tiny:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import ENGINES, answers_channel, child, device, engine_options, write_json, write_model
+from engines import ENGINES, answers_channel, child, device, earlier, engine_options, write_json, write_model
 from steps import profile_of
 
 WARM = 8
@@ -115,7 +115,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", nargs="+", default=["stock", "tangram 1.0", "tangram 0.25"])
+    parser.add_argument(
+        "--engines", nargs="+", default=["stock", "tangram 1.0", "tangram 0.25"], choices=ENGINES
+    )
     parser.add_argument("--cases", nargs="+", default=["16x8192", "64x2048"])
     parser.add_argument("--steps", type=int, default=48, help="timed, and profiled, in each case")
     parser.add_argument("--kv-gib", type=float, default=32.0, help="GiB of KV cache")
@@ -124,15 +126,16 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without torch.compile and CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script anywhere")
     parser.add_argument("--json", type=Path, help="also write all figures here")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--join", action="store_true", help="keep what that file has of other engines")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        worker(json.loads(arguments.worker))
+        worker(json.loads(arguments.worker.read_text()))
         return
     if arguments.tiny:
         arguments.kv_gib, arguments.max_model_len, arguments.cases = 0.01, 2048, ["4x600", "2x900"]
     cases = [tuple(int(part) for part in case.split("x")) for case in arguments.cases]
-    rows: list[dict[str, Any]] = []
+    rows = earlier(arguments.json, arguments.join, "cases", arguments.engines)
     columns = ("case", "plain us", "step us", "busy us", "gap", "between", "host gap", "kernels", "ours")
     print(f"{'engine':<14}" + "".join(f"{column:>11}" for column in columns))
     with tempfile.TemporaryDirectory() as folder:

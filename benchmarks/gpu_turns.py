@@ -83,10 +83,10 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without torch.compile and CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script anywhere")
     parser.add_argument("--json", type=Path, help="also write all figures here")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        worker(json.loads(arguments.worker))
+        worker(json.loads(arguments.worker.read_text()))
         return
     cases = [tuple(int(part) for part in case.split("x")) for case in arguments.cases]
     rows = []

@@ -1,4 +1,5 @@
-"""Decode steps as a profiler's trace of the GPU shows them: how long they take, and how much of it is work."""
+"""Decode steps as a profiler's trace of the GPU shows them: how long they take, and how much of it is
+work."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ def graph_launches(work: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def profile_of(trace: dict[str, Any], steps: int, skip: int = 2, top: int = 12) -> dict[str, Any] | None:
-    """Figures of the decode steps in a Chrome trace (times in microseconds) of about ``steps`` steps, of which
-    the first ``skip`` are left out; None if it holds no replays of graphs. A step lasts from its graph's
-    first kernel to the next one's.
+    """Figures of the decode steps in a Chrome trace (times in microseconds) of about ``steps`` steps, of
+    which the first ``skip`` are left out; None if it holds no replays of graphs. A step lasts from its
+    graph's first kernel to the next one's.
 
     Returned: step and busy time in microseconds a step, the share of a step in which the GPU has no kernel
-    (``gap``), the part of it between a graph's last kernel and the next graph's first (``gap_between_graphs``),
-    and kernels by time.
+    (``gap``), the part of it between a graph's last kernel and the next graph's first
+    (``gap_between_graphs``), and kernels by time.
     """
     work = [event for event in trace["traceEvents"] if event.get("cat") in WORK and event.get("ph") == "X"]
     launches = graph_launches(work)
