@@ -86,9 +86,13 @@ class Workload:
         low, high = self.first
         return low if low == high else (high - low) / math.log(high / low)
 
+    def lengths(self) -> list[float]:
+        """Tokens that a conversation holds after each of its answers."""
+        return [self.answer + self.prompt_length(turn) for turn in range(self.turns)]
+
     def mean_length(self) -> float:
-        """Tokens that a conversation holds after an answer, on average over its turns."""
-        return self.answer + sum(self.prompt_length(turn) for turn in range(self.turns)) / self.turns
+        """Their mean."""
+        return sum(self.lengths()) / self.turns
 
     def longest(self) -> float:
         """Tokens that a conversation holds at its end, at most."""

@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -78,6 +78,31 @@ def kv_bytes(config: dict[str, Any], itemsize: int = 2) -> int:
     return int(
         2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * itemsize
     )
+
+
+def cache_of(
+    engine: str, config: dict[str, Any], profile: str | None, max_model_len: int
+) -> Callable[[float], float]:
+    """Bytes that this engine's cache holds of a conversation, by its tokens. Needs no engine."""
+    retention = ENGINES[engine]
+    if retention is None:
+        return lambda tokens: tokens * kv_bytes(config)
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from tangram.config import TangramConfig
+    from tangram.profile import ModelShape, build_geometry
+
+    shape = ModelShape(
+        name="benchmark",
+        layers=config["num_hidden_layers"],
+        kv_heads=config["num_key_value_heads"],
+        head_size=config["head_dim"],
+        itemsize=2,
+        dtype="bfloat16",
+        max_model_len=max_model_len,
+    )
+    geometry = build_geometry(TangramConfig(retention=retention, profile=profile), shape)
+    return lambda tokens: geometry.bytes(math.ceil(tokens))
 
 
 def child(script: str, job: dict[str, Any], folder: Path) -> Iterator[Any]:

@@ -11,6 +11,7 @@ A client's first conversation begins in its middle, so that conversations are of
 One start of an engine serves all numbers of clients, with an empty cache for each; what happens in the
 warm-up is not counted. "exceeds" is clients x the keys and values that a full cache holds for a conversation
 of mean length, over the memory that there is for them; --exceed asks for such numbers instead of --clients.
+"own" is the same with what this engine's cache holds of them.
 --search looks for the most clients whose 99th percentile of the time to the first token (TTFT) is within
 --goal seconds.
 
@@ -35,6 +36,7 @@ from clients import Workload, observe
 from engines import (
     ENGINES,
     answers_channel,
+    cache_of,
     child,
     device,
     earlier,
@@ -47,7 +49,7 @@ from summary import largest, meets, next_probe, summarise
 
 TINY = {"first": (600, 600), "message": 60, "answer": 8, "turns": 4}
 COLUMNS = (
-    ("engine", "clients", "exceeds", "turns/s", "tok/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"),
+    ("engine", "clients", "exceeds", "own", "turns/s", "tok/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"),
     ("hits", "preempt", "errors", "waiting"),
 )
 
@@ -130,6 +132,8 @@ def main() -> None:
                 "workload": shape | {"vocabulary": workload.vocabulary},
                 **{name: getattr(arguments, name) for name in PASSED},
             }
+            held = cache_of(engine, config, job["profile"], arguments.max_model_len)
+            own = sum(held(length) for length in workload.lengths()) / workload.turns
             for answer in child(__file__, job, Path(folder)):
                 if "clients" not in answer:
                     starts[engine] = answer
@@ -138,6 +142,7 @@ def main() -> None:
                 exceeds = answer["clients"] * one
                 answer |= {"engine": engine, "exceeds": exceeds * workload.mean_length()}
                 answer["exceeds_longest"] = exceeds * workload.longest()
+                answer["exceeds_own"] = answer["clients"] * own / (arguments.kv_gib * 2**30)
                 rows.append(answer)
                 print_row(answer)
                 # What there is, in case this is cut off.
@@ -159,7 +164,7 @@ def print_row(row: dict[str, Any]) -> None:
     ttft, itl = (row[name] or {"p50": math.nan, "p99": math.nan} for name in ("ttft", "itl"))
     hits = math.nan if row["hit_rate"] is None else row["hit_rate"]
     print(
-        f"{row['engine']:<14}{row['clients']:>9}{row['exceeds']:>8.1f}x{row['turns_per_second']:>9.2f}"
+        f"{row['engine']:<14}{row['clients']:>9}{row['exceeds']:>8.1f}x{row['exceeds_own']:>8.1f}x{row['turns_per_second']:>9.2f}"
         f"{row['tokens_per_second']:>9.0f}{ttft['p50']:>9.3f}{ttft['p99']:>9.3f}{1e3 * itl['p50']:>9.2f}"
         f"{1e3 * itl['p99']:>9.2f}{hits:>9.1%}{row['preemptions']:>9}{row['errors']:>9}"
         f"{row['waiting_at_end']:>9}",
@@ -170,6 +175,8 @@ def print_row(row: dict[str, Any]) -> None:
         for number, value in row["ttft_by_turn"].items()
     )
     print("  TTFT p50/p99 by turn  " + "  ".join(by_turn))
+    if row["merged"] > 0.05:
+        print(f"  {row['merged']:.0%} of the tokens came together with others: the clients were late")
     if row["error"]:
         print(f"  first error: {row['error']}")
 

@@ -1,7 +1,7 @@
 """How long a decode step takes beside the sum of its kernels: the plugin and stock vLLM, profiled.
 
     python benchmarks/gpu_steps.py [--engines stock "tangram 0.25"] [--cases 16x8192 64x2048]
-        [--steps 48] [--json FILE]
+        [--steps 40] [--json FILE]
 
 Random weights of Qwen3-4B's shape, full CUDA graphs, vLLM's defaults otherwise. A case is conversations x
 tokens: after their prompts all of them generate. Then --steps steps are timed as they are, and as many more
@@ -119,7 +119,7 @@ def main() -> None:
         "--engines", nargs="+", default=["stock", "tangram 1.0", "tangram 0.25"], choices=ENGINES
     )
     parser.add_argument("--cases", nargs="+", default=["16x8192", "64x2048"])
-    parser.add_argument("--steps", type=int, default=48, help="timed, and profiled, in each case")
+    parser.add_argument("--steps", type=int, default=40, help="timed, and profiled, in each case")
     parser.add_argument("--kv-gib", type=float, default=32.0, help="GiB of KV cache")
     parser.add_argument("--max-model-len", type=int, default=40960)
     parser.add_argument("--uniform", action="store_true", help="all heads keep the same")

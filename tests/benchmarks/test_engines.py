@@ -31,6 +31,17 @@ def test_bytes_of_a_token() -> None:
     assert engines.kv_bytes(engines.MODEL) == 147_456
 
 
+def test_what_an_engines_cache_holds(tmp_path: Path) -> None:
+    config = engines.write_model(tmp_path, tiny=False)
+    profile = str(tmp_path / "profile.json")
+    held = {name: engines.cache_of(name, config, profile, 16384)(9984) for name in engines.ENGINES}
+    assert held["stock"] == 9984 * 147_456
+    # A whole ring comes to what is kept: 720 tokens instead of at most 640.
+    assert 1.0 < held["tangram 1.0"] / held["stock"] < 1.1
+    kept = (720 + 18 * 512 * 0.25) / 9984
+    assert held["tangram 0.25"] / held["stock"] == pytest.approx(kept, rel=0.05)
+
+
 def test_vllm_finds_the_plugin_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
