@@ -58,3 +58,19 @@ def check(name: str, case: Case, attend: Callable[[int], None], out: torch.Tenso
             raise Disagreement(f"{name}: its output differs from ours by {error:.3g} in layer {layer}")
         worst = max(worst, error)
     return worst
+
+
+def check_replays(name: str, case: Case, replay: Callable[[], object], out: torch.Tensor) -> None:
+    """Compare what a captured step leaves of its last layer with ours, several replays on: what a kernel leaves
+    behind for the next one must not spoil it.
+
+    Raises:
+        Disagreement: it differs, or nothing was written.
+    """
+    case.attend(case.layers - 1)
+    for number in range(3):
+        out.fill_(torch.nan)
+        replay()
+        error = relative_error(out.view_as(case.out), case.out)
+        if not error < TOLERANCE:
+            raise Disagreement(f"{name}: its output differs from ours by {error:.3g} in replay {number}")

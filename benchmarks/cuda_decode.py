@@ -49,7 +49,7 @@ from benchmarks.budgets import (
     model_geometry,
 )
 from benchmarks.cases import Case, Sequences, by_head, cache_views, model_case, spread_case, stock_sequences
-from benchmarks.checks import Disagreement, check, our_kernels
+from benchmarks.checks import Disagreement, check, check_replays, our_kernels
 from benchmarks.decode_report import bars, has_bars, heading, line, ways
 from benchmarks.peers import (
     INFER_PLANS,
@@ -156,7 +156,10 @@ def add_flash_attention(row: Row, module: Any, case: Case, even: Case, memory: t
         layers = one.sequences()
         ways = {str(plan): FlashAttention3(module, layers, one.cache(), query, into, plan) for plan in PLANS}
         row.errors[name] = max(check(f"{name}, {way}", one, peer.attend, out) for way, peer in ways.items())
-        row.add(name, one.layers, {way: device_sampler(capture(peer.step)) for way, peer in ways.items()})
+        replays = {way: capture(peer.step) for way, peer in ways.items()}
+        for way, replay in replays.items():
+            check_replays(f"{name}, {way}", one, replay, out)
+        row.add(name, one.layers, {way: device_sampler(replay) for way, replay in replays.items()})
     stock, stock_bytes = stock_sequences(case, memory, case.layers)
     cache = cache_views(memory, case.layout.page_tokens, case.kv_heads, HEAD_SIZE)
     samplers = {
@@ -182,6 +185,7 @@ def add_flashinfer(row: Row, module: Any, case: Case, layers: list[Sequences]) -
         if not plan.fixed:  # an ordinary plan leaves its tables in new memory, which no graph can follow
             continue
         replay = capture(peer.step)
+        check_replays(f"flashinfer, {plan}", case, replay, out)
         runs[str(plan)] = device_sampler(replay)
         whole[f"{plan}, all plans first, then one graph"] = host_sampler(planned_graph(peer, replay))
     row.add("flashinfer", case.layers, whole)

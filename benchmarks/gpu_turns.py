@@ -14,48 +14,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from engines import ENGINES, answers_channel, plugin_options
+from engines import ENGINES, answers_channel, child, engine_options, write_model
 
 ANSWER, MESSAGE = 64, 128
-MODEL = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "torch_dtype": "bfloat16",
-}
-TINY = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-TINY |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4096}
 
 
 def worker(job: dict[str, Any]) -> None:
     """Child: one engine, all cases, one JSON line each."""
     answers = answers_channel()
     retention = ENGINES[job["engine"]]
-    options = plugin_options(retention)
+    options = engine_options(retention)
     from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
 
-    if retention and not current_platform.is_cpu():
-        options["attention_backend"] = "CUSTOM"
     llm = LLM(
         job["model"],
         load_format="dummy",
@@ -108,20 +83,21 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without torch.compile and CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script anywhere")
     parser.add_argument("--json", type=Path, help="also write all figures here")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        worker(json.loads(arguments.worker))
+        worker(json.loads(arguments.worker.read_text()))
         return
     cases = [tuple(int(part) for part in case.split("x")) for case in arguments.cases]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODEL | (TINY if arguments.tiny else {})))
+        write_model(Path(folder), arguments.tiny)
         columns = ("case", "TTFT 1 s", "TTFT 2 s", "ITL 1 ms", "ITL 2 ms", "cached")
         print(f"{'engine':<14}" + "".join(f"{column:>10}" for column in columns))
         for engine in arguments.engines:
             job = {"engine": engine, "model": folder, "cases": cases}
-            for row in run(job | {"eager": arguments.eager, "kv_gib": arguments.kv_gib}):
+            job |= {"eager": arguments.eager, "kv_gib": arguments.kv_gib}
+            for row in child(__file__, job, Path(folder)):
                 rows.append({"engine": engine, **row})
                 first, second = row["first"], row["second"]
                 print(
@@ -134,17 +110,6 @@ def main() -> None:
                     sys.exit("a resumed conversation answered otherwise than a recomputed one")
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def run(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of one engine's process."""
-    command = [sys.executable, __file__, "--worker", json.dumps(job)]
-    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode:
-        sys.exit(f"{job['engine']}: the engine ended with {done.returncode}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 if __name__ == "__main__":
