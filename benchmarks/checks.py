@@ -61,8 +61,8 @@ def check(name: str, case: Case, attend: Callable[[int], None], out: torch.Tenso
 
 
 def check_replays(name: str, case: Case, replay: Callable[[], object], out: torch.Tensor) -> None:
-    """Compare what a captured step leaves of its last layer with ours, several replays on: what a kernel leaves
-    behind for the next one must not spoil it.
+    """Compare what a captured step leaves of its last layer with ours, several replays on: what a kernel
+    leaves behind for the next one must not spoil it.
 
     Raises:
         Disagreement: it differs, or nothing was written.

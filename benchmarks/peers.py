@@ -44,8 +44,8 @@ class FlashPlan:
 
 
 STOCK_PLAN = FlashPlan(STOCK_SPLITS, ahead=True)
-# A schedule that is made ahead holds a counter of finished work, which only the kernel that joins splits sets back:
-# without splits such a schedule serves once. So only the stock plan is made ahead.
+# Without splits a schedule that is made ahead serves once: replayed, such a graph skips work. So only the
+# stock plan is made ahead.
 PLANS = (STOCK_PLAN, FlashPlan(0, ahead=False))
 UNSPLIT = FlashPlan(1, ahead=False)
 """One block for each (request, KV head)."""
