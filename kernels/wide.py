@@ -129,6 +129,11 @@ def staged_pages(layout: RaggedLayout, tokens: int, least: int) -> int:
     return -(-tokens // size) + requests * (-(-(layout.chunk + layout.window) // size) + 1)
 
 
+def new_room(pool: torch.Tensor, elements: int) -> torch.Tensor:
+    """Memory of the pool's type on its device."""
+    return torch.empty(elements, dtype=pool.dtype, device=pool.device)
+
+
 class Sequences:
     """The buffers of wide steps: one for each pool, used by one layer after another.
 
@@ -148,7 +153,7 @@ class Sequences:
         self.pool, self.layout, self.kv_heads = pool, layout, kv_heads
         self.group = query_heads // kv_heads
         slot, item = layout.page_tokens * 2 * layout.head_size, pool.element_size()
-        room = torch.empty((pages * kv_heads + 1) * slot, dtype=pool.dtype, device=pool.device)
+        room = new_room(pool, (pages * kv_heads + 1) * slot)
         # Where the staged pages begin is ours to choose: at a whole number of slots from the pool, so that
         # only the pages' own padding keeps the unit below a slot.
         apart = (room.data_ptr() - pool.data_ptr()) // item

@@ -8,120 +8,32 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import RaggedLayout, ragged_append, ragged_seal
+import kernels.wide
 from kernels.cuda import dispatch
 from kernels.errors import KernelError
 from kernels.wide import Sequences, WidePlan, WideRequest, staged_pages
 from tangram import wide
 from tangram.wide import Bounds, Scoring, WideSteps, cut
+from tests.kernels.wide_batch import POISON, Batch, layout_of, room_behind
 
-POISON = float("nan")
 CUDA = torch.cuda.is_available()
 
 
-def layout_of(head_size: int = 16, page: int = 4, chunk: int = 32, window: int = 8) -> RaggedLayout:
-    slots = -(-(chunk + window) // page) + 2
-    return RaggedLayout(page, slots, chunk, window, (page, chunk // 2, chunk), head_size)
+def bounds(batch: Batch) -> Bounds:
+    return Bounds(batch.starts, batch.lengths, batch.tokens)
 
 
-class Batch:
-    """Requests whose first tokens are in the cache, and a step of theirs. Other slots are poisoned.
-
-    Args:
-        steps: (cached tokens, new tokens) of each request.
-    """
-
-    def __init__(
-        self,
-        layout: RaggedLayout,
-        steps: list[tuple[int, int]],
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-        kv_heads: int = 3,
-        group: int = 2,
-        padding: int = 0,
-        sink: int = 2,
-    ) -> None:
-        self.layout, self.sink, self.group = layout, sink, group
-        random = torch.Generator().manual_seed(len(steps) + layout.head_size)
-        lengths = [cached + new for cached, new in steps]
-        width = layout.width(max(lengths))
-        pages, members = width * len(steps) + 1, kv_heads
-        page = members * layout.page_tokens * 2 * layout.head_size
-        storage = torch.full((pages * (page + padding),), POISON, dtype=dtype, device=device)
-        shape = (pages, members, layout.page_tokens, 2 * layout.head_size)
-        self.pool = storage.as_strided(shape, (page + padding, page // members, 2 * layout.head_size, 1))
-        order = torch.randperm(pages - 1, generator=random).add(1).to(torch.int32)
-        self.rows = order.view(len(steps), width).to(device)
-        self.heads = (
-            torch.arange(kv_heads, dtype=torch.int32, device=device) % layout.tiers,
-            torch.arange(kv_heads, dtype=torch.int32, device=device).flip(0).contiguous(),
-        )
-        tokens = [0]
-        for _, new in steps:
-            tokens.append(tokens[-1] + new)
-        self.bounds = Bounds([cached for cached, _ in steps], lengths, tokens)
-        self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-        self.starts = torch.tensor(tokens, dtype=torch.int32, device=device)
-
-        def states(count: int, heads: int) -> torch.Tensor:
-            plain = torch.randn(count, heads, layout.head_size, generator=random)
-            return (plain + 0.3 * torch.randn(layout.head_size, generator=random)).to(dtype).to(device)
-
-        for row, (cached, _) in enumerate(steps):
-            begin = 0
-            while begin < cached:  # as narrow steps would
-                end = min(cached, layout.step_end(begin))
-                self._seal(row, begin)
-                new = (torch.tensor([0, end - begin]), torch.tensor([end]))
-                tables = (table.to(torch.int32).to(device) for table in new)
-                own = (states(end - begin, kv_heads), states(end - begin, kv_heads))
-                ragged_append(*own, self.pool, self.rows[row : row + 1], *tables, *self.heads, layout)
-                begin = end
-            self._seal(row, cached)
-        self.query = states(tokens[-1], kv_heads * group)
-        self.key, self.value = states(tokens[-1], kv_heads), states(tokens[-1], kv_heads)
-
-    def _seal(self, row: int, tokens: int) -> None:
-        chunk, rest = divmod(tokens - self.layout.window, self.layout.chunk)
-        if rest == 0 and chunk >= 1:
-            due = torch.tensor([[0, chunk - 1]], dtype=torch.int32, device=self.pool.device)
-            none = torch.zeros(self.layout.tiers, dtype=torch.int32, device=self.pool.device)
-            row_alone = self.rows[row : row + 1]
-            ragged_seal(self.pool, row_alone, due, none, self.layout, self.sink, heads=self.heads)
-
-    def attend(self, pool: torch.Tensor, version: int | None, soft_cap: float = 0.0) -> torch.Tensor:
-        """The step on a pool; with a version all at once."""
-        heads = (self.query.shape[1], self.key.shape[1])
-        pages = staged_pages(self.layout, self.bounds.tokens[-1], 2)
-        steps = WideSteps(self.layout, heads, self.sink, pages, version)
-        step = steps.of(self.bounds, pool, self.rows, self.seq_lens)
-        assert step is not None
-        out = torch.full_like(self.query, POISON)
-        scoring = Scoring(self.layout.head_size**-0.5, soft_cap)
-        step.attend(out, self.query, self.key, self.value, self.starts, self.heads, scoring)
-        return out
-
-    def pool_copy(self) -> torch.Tensor:
-        """With the same strides."""
-        size = self.pool.untyped_storage().nbytes() // self.pool.element_size()
-        storage = torch.empty(size, dtype=self.pool.dtype, device=self.pool.device)
-        return storage.as_strided(self.pool.shape, self.pool.stride()).copy_(self.pool)
-
-    def check_alike(self, one: torch.Tensor, other: torch.Tensor) -> None:
-        """Sealed pages, and all that a ring can still hold, are the same to the bit."""
-        layout = self.layout
-        for row, length in zip(self.rows.long(), self.bounds.ends, strict=True):
-            sealed = row[layout.ring_pages : layout.width(max(0, length - 1))]
-            assert torch.equal(one[sealed].isnan(), other[sealed].isnan())
-            assert torch.equal(one[sealed].nan_to_num(), other[sealed].nan_to_num())
-            oldest = max(0, -(-length // layout.page_tokens) - layout.ring_slots) * layout.page_tokens
-            for tier, member in zip(*(part.tolist() for part in self.heads), strict=True):
-                at = torch.arange(oldest, length)
-                entries = at // layout.page_tokens % layout.ring_slots * layout.tiers + tier
-                ring = (row[entries], member, at % layout.page_tokens)
-                assert torch.equal(one[ring].nan_to_num(), other[ring].nan_to_num())
+def attend(batch: Batch, pool: torch.Tensor, version: int | None, soft_cap: float = 0.0) -> torch.Tensor:
+    """The step on a pool; with a version of FlashAttention all at once."""
+    heads = (batch.query.shape[1], batch.key.shape[1])
+    pages = staged_pages(batch.layout, batch.tokens[-1], 2)
+    steps = WideSteps(batch.layout, heads, batch.sink, pages, version)
+    step = steps.of(bounds(batch), pool, batch.rows, batch.seq_lens)
+    assert step is not None
+    out = torch.full_like(batch.query, POISON)
+    scoring = Scoring(batch.layout.head_size**-0.5, soft_cap)
+    step.attend(out, batch.query, batch.key, batch.value, batch.query_start_loc, batch.heads, scoring)
+    return out
 
 
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +85,7 @@ def paged(monkeypatch: pytest.MonkeyPatch) -> None:
             weights = scores.masked_fill(ahead, float("-inf")).softmax(-1)
             out[begin:end] = torch.einsum("gqj,jd->qgd", weights, both[:, head:]).to(out.dtype)
 
+    monkeypatch.setattr(kernels.wide, "new_room", room_behind)
     monkeypatch.setattr(Sequences, "__init__", remembered)
     monkeypatch.setattr(wide, "flash", lambda: attention)
 
@@ -195,8 +108,8 @@ def test_all_at_once_is_part_by_part(
     paged(monkeypatch)
     batch = Batch(layout_of(), steps, padding=padding)
     parted, whole = batch.pool_copy(), batch.pool_copy()
-    expected = batch.attend(parted, None, soft_cap)
-    out = batch.attend(whole, 3, soft_cap)
+    expected = attend(batch, parted, None, soft_cap)
+    out = attend(batch, whole, 3, soft_cap)
     assert not expected.isnan().any()
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     batch.check_alike(whole, parted)
@@ -205,7 +118,7 @@ def test_all_at_once_is_part_by_part(
 def test_steps_within_boundaries_are_none_of_ours() -> None:
     batch = Batch(layout_of(), [(0, 40), (39, 1), (40, 32)])
     steps = WideSteps(batch.layout, (6, 3), 2, 100, None)
-    assert steps.of(batch.bounds, batch.pool, batch.rows, batch.seq_lens) is None
+    assert steps.of(bounds(batch), batch.pool, batch.rows, batch.seq_lens) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -216,9 +129,9 @@ def test_parts_cross_nothing_and_cover_the_step_in_order(seed: int) -> None:
     starts = [rng.choice([0, 3, 40, 77]) for _ in range(rng.randint(1, 8))]
     counts = [rng.choice([0, 1, 2, 30, 100]) for _ in starts]
     tokens = [sum(counts[:i]) for i in range(len(counts) + 1)]
-    bounds = Bounds(starts, [s + c for s, c in zip(starts, counts, strict=True)], tokens)
+    step = Bounds(starts, [s + c for s, c in zip(starts, counts, strict=True)], tokens)
     at, computed = 0, list(starts)
-    for part in cut(layout, bounds, torch.device("cpu")):
+    for part in cut(layout, step, torch.device("cpu")):
         assert part.tokens.start == at
         at = part.tokens.stop
         steps = part.query_start_loc.diff().tolist()
@@ -230,7 +143,7 @@ def test_parts_cross_nothing_and_cover_the_step_in_order(seed: int) -> None:
             assert (part.due is not None) == (sealed_here and computed[row] > starts[row])
             computed[row] = length
     assert at == tokens[-1]
-    assert computed == bounds.ends
+    assert computed == step.ends
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -247,10 +160,11 @@ def test_the_buffer_holds_what_the_scheduler_may_ask_for(seed: int) -> None:
     assert plan.pages <= staged_pages(layout, budget, least)
 
 
-def test_a_step_larger_than_the_buffer_is_refused() -> None:
+def test_a_step_larger_than_the_buffer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(layout_of(), [(0, 200)])
-    sequences = Sequences(batch.pool, batch.layout, 6, 3, 49)
-    plan = WidePlan.make(batch.layout, 3, batch.bounds.wide(batch.layout), torch.device("cpu"))
+    monkeypatch.setattr(kernels.wide, "new_room", room_behind)
+    sequences = Sequences(batch.pool_copy(), batch.layout, 6, 3, 49)
+    plan = WidePlan.make(batch.layout, 3, batch.wide(), torch.device("cpu"))
     with pytest.raises(KernelError, match="there is room for"):
         sequences.stage(batch.query, batch.key, batch.value, batch.rows, *batch.heads, plan)
 
@@ -288,9 +202,19 @@ def test_on_a_gpu_flash_attention_agrees_with_our_own_kernels(
     layout = layout_of(head_size, page, chunk, window)
     batch = Batch(layout, steps, dtype=dtype, device="cuda", group=group, padding=padding)
     parted, whole = batch.pool_copy(), batch.pool_copy()
-    expected, out = batch.attend(parted, None), batch.attend(whole, version)
+    expected, out = attend(batch, parted, None), attend(batch, whole, version)
     assert not expected.isnan().any()
     difference = (out.double() - expected.double()).norm() / expected.double().norm()
     assert difference < (6e-3 if dtype == torch.bfloat16 else 1e-3)
     batch.check_alike(whole, parted)
     dispatch.native.cache_clear()
+
+
+def test_a_buffer_out_of_a_tables_reach_is_said_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels.wide, "LARGEST_INDEX", 10)
+    batch = Batch(layout_of(), [(0, 200)])
+    expected, out = attend(batch, batch.pool_copy(), None), attend(batch, batch.pool_copy(), 3)
+    assert torch.equal(out, expected)
+    assert "too far apart in memory" in caplog.text
