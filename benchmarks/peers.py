@@ -44,9 +44,7 @@ class FlashPlan:
 
 
 STOCK_PLAN = FlashPlan(STOCK_SPLITS, ahead=True)
-# Without splits a schedule that is made ahead serves once: replayed, such a graph skips work. So only the
-# stock plan is made ahead.
-PLANS = (STOCK_PLAN, FlashPlan(0, ahead=False))
+PLANS = (STOCK_PLAN, FlashPlan(0, ahead=True), FlashPlan(0, ahead=False))
 UNSPLIT = FlashPlan(1, ahead=False)
 """One block for each (request, KV head)."""
 

@@ -17,7 +17,7 @@ Sampler = Callable[[], float]
 
 
 def capture(work: Callable[[], Any]) -> Callable[[], Any]:
-    """What replays the graph that is captured from ``work`` now."""
+    """What replays the graph that is captured from ``work`` now, and keeps alive what the graph reads."""
     work()
     if not torch.cuda.is_available():
         return work
@@ -26,7 +26,11 @@ def capture(work: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(graph):
         work()
     graph.replay()
-    return graph.replay
+
+    def replay(kept: Callable[[], Any] = work) -> None:
+        graph.replay()
+
+    return replay
 
 
 def device_sampler(work: Callable[[], Any]) -> Sampler:
@@ -79,8 +83,10 @@ def graph_microseconds(work: Callable[[], Any], replays: int = 7) -> float:
 
 
 def copy_sampler(memory: torch.Tensor) -> tuple[Sampler, int]:
-    """A copy of up to 2 GiB, and the bytes that it reads and writes."""
+    """Four copies of up to 2 GiB, and the bytes that they read and write."""
     half = min(memory.numel() // 2, 2**30)
     source, target = memory[:half], memory[half : 2 * half]
     target.copy_(source)
-    return device_sampler(lambda: target.copy_(source)), 2 * half * memory.element_size()
+    copies = 4
+    work = device_sampler(lambda: [target.copy_(source) for _ in range(copies)])
+    return work, 2 * copies * half * memory.element_size()

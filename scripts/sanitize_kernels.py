@@ -98,6 +98,8 @@ def main() -> int:
                 continue
             began = time.monotonic()
             cases = [sys.executable, "-m", "pytest", "-q", "-rs", "-W", "default", "-p", "no:cacheprovider"]
+            # Without the project's settings: their plugins may not be there.
+            cases += ["-c", os.devnull, "--rootdir", str(ROOT), "--confcutdir", str((ROOT / CASES).parent)]
             status, said = watched(tool, [*cases, CASES], options.timeout, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
             seconds = time.monotonic() - began
             print(f"{said[-6000:]}\n{tool}: status {status} after {seconds:.0f} s", flush=True)
