@@ -81,6 +81,7 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rewind": (_whole, "a whole number of tokens"),
     "reserve": (_flag, "on or off"),
     "resident_share": (_number, "a number such as 0.8"),
+    "returning_first": (_flag, "on or off"),
     "wide_steps": (_choice, "on, off or auto"),
     "profile": (_path, "a file name"),
 }
@@ -100,6 +101,9 @@ HELP = {
     "reserve": "on: admit a request only when it can be carried to its last token, so that none is ever "
     "preempted; off: admit more, and preempt when the cache is full",
     "resident_share": "the most of the cache that idle conversations may hold, above 0 up to 1",
+    "returning_first": "on: when requests have to wait, short ones and those of conversations that are still "
+    "in the cache go first, for 15 seconds at most, and conversations that were active lately are kept; off: "
+    "all go strictly in the order of arrival",
     "wide_steps": "on: a prefill step may span several chunks, which are sealed inside the layers; off: "
     "steps end wherever a chunk is sealed; auto: on where there is a GPU and the scorer allows it",
     "profile": "file of calibrated head budgets; without one all heads get the same",
@@ -127,6 +131,7 @@ class TangramConfig:
     rewind: int = 64
     reserve: bool = False
     resident_share: float = 1.0
+    returning_first: bool = True
     wide_steps: bool | None = None
     profile: str | None = None
 

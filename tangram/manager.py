@@ -61,6 +61,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self.room = Room(self.block_pool, self.resident, Windows(self.block_pool), self.counters)
         self.live: dict[str, Live] = {}
         self.final_length: Callable[[str], int] = lambda request_id: 0  # the most that a request can hold
+        self.defers: Callable[[str, int, int], bool] = lambda *_: False  # see tangram.crowd
         self._offers = Offers(self.geometry, self.block_pool, self.resident, self.live, self.req_to_blocks)
         self._prefixes = PrefixWatch()
         self._offer: Offer | None = None
@@ -205,6 +206,11 @@ class RaggedManager(SingleTypeKVCacheManager):
                     return length
         return end
 
+    def row_of(self, request: Request) -> Row | None:
+        """The idle row that a waiting request could continue, if there is one."""
+        found = self.resident.find(self._offers.hashes(request), request.num_tokens - 1, self._step)
+        return found[0] if found else None
+
     # ---- admission ------------------------------------------------------------------------------------
 
     def outstanding(self) -> int:
@@ -239,6 +245,10 @@ class RaggedManager(SingleTypeKVCacheManager):
         """Whether there is, or can be, room for a new request. One that fits, but not beside the row that it
         continues, has that row evicted: it will be asked about again, without."""
         spare = offer.row if offer else None
+        if offer is None or (spare is not None and spare.shared):
+            missing = self._missing(request_id, num_tokens, offer) + beside
+            if self.defers(request_id, self.geometry.pages(num_tokens), missing):
+                return False
         final, others = num_tokens, beside
         if self.room.policy.reserve:
             final = max(num_tokens, self.final_length(request_id))

@@ -202,6 +202,19 @@ class ResidentRows:
                 return min(rows, key=lambda row: (row.shared, row.tokens)), count * size
         return None
 
+    def holds(self, row: Row) -> bool:
+        """Whether a row is still kept."""
+        return id(row) in self._rows and self._rows[id(row)] is row
+
+    def idle_pages(self, seconds: float) -> int:
+        """Pages of the rows that nobody used for so long."""
+        latest, pages = self._clock() - seconds, 0
+        for row in self._rows.values():  # in the order of their use
+            if row.since > latest:
+                break
+            pages += len(row.held())
+        return pages
+
     def unused_prefix(self, name: str) -> Row | None:
         """The prefix that a request left for others, if it did and nobody continued it yet."""
         return next((r for r in self._rows.values() if r.shared and not r.used and r.name == name), None)

@@ -23,6 +23,7 @@ class Policy:
         observed: see :class:`tangram.resident.ResidentRows`.
         headroom: pages that the scheduler wants free beyond an allocation.
         wide: whether a prefill step may cross seal boundaries.
+        returning_first: whether conversations that return go first in a crowd (:mod:`tangram.crowd`).
     """
 
     reserve: bool = False
@@ -30,6 +31,7 @@ class Policy:
     observed: int = 0
     headroom: int = 0
     wide: bool = False
+    returning_first: bool = False
 
 
 class Room:
@@ -56,6 +58,10 @@ class Room:
     def available(self, spare: Row | None = None) -> int:
         """Pages that are free, or would be without all idle rows but ``spare``."""
         return self._pool.get_num_free_blocks() + self._releasable(spare)
+
+    def stale(self, seconds: float) -> int:
+        """Pages of the conversations that have been idle for so long."""
+        return self._resident.idle_pages(seconds)
 
     def make(self, pages: int, spare: Row | None = None) -> bool:
         """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""

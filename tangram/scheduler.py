@@ -15,6 +15,7 @@ from vllm.v1.request import Request
 
 from tangram.config import TangramConfig
 from tangram.control import ControlServer, socket_path
+from tangram.crowd import Crowd
 from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
 from tangram.manager import RaggedManager
@@ -38,6 +39,9 @@ class TangramScheduler(AsyncScheduler):
             self.manager = self._find_managers()
             self._check_capacity()
         self.preemptions = 0
+        self._crowd = Crowd(self.manager, self.requests)
+        if self.manager.room.policy.returning_first:
+            self.manager.defers = self._crowd.defers
         # vLLM asks `_mamba_block_aligned_split` where a step may end; our reason differs, the need does not.
         self.need_mamba_block_aligned_split = True
         # The control server's thread looks into what the scheduler's thread changes.
@@ -65,6 +69,7 @@ class TangramScheduler(AsyncScheduler):
             resident_share=config.resident_share,
             observed=config.observed,
             headroom=self.kv_cache_manager.watermark_blocks,
+            returning_first=config.returning_first,
             wide=config.steps_wide(current_platform.is_cuda()),
         )
         manager.configure(policy)
@@ -95,8 +100,10 @@ class TangramScheduler(AsyncScheduler):
     # ---- vLLM's own steps, one at a time ------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's."""
+        """As vLLM's; when it is crowded, conversations that return go first."""
         with self._lock:
+            if self.manager.room.policy.returning_first:
+                self._crowd.arrange(self.waiting)
             return super().schedule(*args, **kwargs)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,8 @@ def test_every_field_can_come_from_the_environment_and_has_help() -> None:
     values = {
         "retention": 0.25, "chunk": 64, "window": 32, "sink": 2, "page_tokens": 32, "group_size": 7,
         "scope": "layer", "scorer": "snapkv", "query_window": 32, "alpha": 2.0, "rewind": 32,
-        "reserve": True, "resident_share": 0.5, "wide_steps": False, "profile": "p.json",
+        "reserve": True, "resident_share": 0.5, "wide_steps": False, "returning_first": False,
+        "profile": "p.json",
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(TangramConfig)} == set(HELP)
     environment = {f"TANGRAM_{name.upper()}": str(value) for name, value in values.items()}

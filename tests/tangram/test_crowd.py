@@ -1,0 +1,147 @@
+"""Who goes first when more conversations want to go on than the cache holds."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.v1.core.sched.request_queue import PriorityRequestQueue
+
+    from tangram import crowd
+from tests.tangram.simulation import GEOMETRY as G
+from tests.tangram.simulation import Simulation, vllm_config
+from tests.tangram.test_residency import LENGTH, drive, tokens
+
+Make = Callable[..., Simulation]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    folder = tmp_path_factory.mktemp("model")
+
+    def build(pages: int, ours: dict[str, Any] | None = None, **engine: Any) -> Simulation:
+        return Simulation(vllm_config(folder, LENGTH, ours or {}, **engine), pages)
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def always_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits makes a crowd, and nothing is short."""
+    monkeypatch.setattr(crowd, "CALM", -1.0)
+    monkeypatch.setattr(crowd, "CHEAP", 0)
+
+
+def closed_loop(sim: Simulation, clients: int, turns: int) -> float:
+    """Clients who each ask the next turn as soon as they have their answer. The share of tokens of later
+    turns that was still in the cache."""
+    contexts = {client: tokens(client, 120) for client in range(clients)}
+    done = dict.fromkeys(contexts, 0)
+    hit = asked = 0
+
+    def ask(client: int) -> None:
+        sim.add(f"{client}.{done[client]}", contexts[client], 12)
+
+    for client in contexts:
+        ask(client)
+    while any(turn < turns for turn in done.values()):
+        sim.step()
+        for client, turn in done.items():
+            name = f"{client}.{turn}"
+            if turn < turns and name in sim.finished:
+                if turn:
+                    hit, asked = hit + sim.cached[name], asked + len(contexts[client])
+                contexts[client] = contexts[client] + sim.outputs[name] + tokens(100 * client + turn, 20)
+                done[client] += 1
+                if done[client] < turns:
+                    ask(client)
+    sim.run()
+    return hit / asked
+
+
+def test_in_a_crowd_rows_last_until_their_users_return(make: Make) -> None:
+    """Twelve who take turns, in a cache for six: in the order of arrival nobody's row is there in time."""
+    shares = {}
+    for order in ("off", "on"):
+        sim = make(6 * G.pages(240), {"returning_first": order}, max_num_seqs=16)
+        shares[order] = closed_loop(sim, clients=12, turns=8)
+        sim.close()
+    assert shares["on"] > shares["off"] + 0.2, shares
+
+
+def test_nobody_is_passed_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no patience at all the order is that of arrival again."""
+    monkeypatch.setattr(crowd, "PATIENCE", -1.0)
+    order = {}
+    for setting in ("off", "on"):
+        sim = make(2 * G.pages(LENGTH), {"returning_first": setting}, max_num_seqs=3)
+        for index in range(20):
+            sim.add(str(index), tokens(index, 100), 20)
+        sim.run()
+        order[setting] = list(sim.finished)
+        sim.close()
+    assert order["on"] == order["off"]
+
+
+def test_a_queue_of_priorities_keeps_its_order(make: Make) -> None:
+    sim = make(4 * G.pages(LENGTH), scheduling_policy="priority", max_num_seqs=2)
+    assert isinstance(sim.scheduler.waiting, PriorityRequestQueue)
+    for index in range(8):
+        sim.add(str(index), tokens(index, 100), 5)
+    sim.run()
+    sim.close()
+
+
+def test_returning_conversations_and_short_requests_pass_long_ones(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = make(2000, max_num_seqs=1)
+    sim.add("old", tokens(1, 150), 4)
+    sim.run()
+    monkeypatch.setattr(crowd, "CHEAP", 40)
+    sim.add("runs", tokens(9, 30), 30)
+    sim.step()
+    sim.add("long", tokens(2, 150), 4)
+    sim.add("returns", tokens(1, 150) + sim.outputs["old"] + tokens(3, 20), 4)
+    sim.add("short", tokens(4, 30), 4)
+    sim.run()
+    assert list(sim.finished) == ["old", "runs", "returns", "short", "long"]
+    sim.close()
+
+
+def test_a_conversation_that_was_idle_for_long_makes_room(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user is taken to be gone: what waits does not wait for it."""
+    deferred = {}
+    for fresh in (60.0, 0.0):
+        monkeypatch.setattr(crowd, "FRESH", fresh)
+        sim = make(G.pages(LENGTH) + 60, max_num_seqs=4)
+        for index in range(6):
+            sim.add(f"idle{index}", tokens(index, 120), 2)
+            sim.run()
+        sim.add("runs", tokens(20, 400), 60)
+        sim.step()
+        sim.add("waits", tokens(21, 200), 2)
+        sim.step()
+        deferred[fresh] = "waits" not in sim.worker.requests
+        sim.run()
+        sim.close()
+    assert deferred == {60.0: True, 0.0: False}
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.integers(1, 4))
+def test_a_crowd_breaks_nothing(make: Make, seed: int, reserve: bool, wide: bool, pools: int) -> None:
+    ours = {"reserve": reserve, "wide_steps": wide}
+    sim = make(pools * G.pages(LENGTH), ours, max_num_seqs=8)
+    drive(sim, random.Random(seed), 150)
+    sim.close()
