@@ -144,8 +144,8 @@ class WideSteps:
     def of(
         self, bounds: Bounds, pool: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor
     ) -> WideStep | None:
-        """The step, if a request of it crosses a boundary. It goes part by part, too, when it would stage more
-        than there is room for, as steps that nobody scheduled may: vLLM's warm-up makes some up.
+        """The step, if a request of it crosses a boundary. It goes part by part where it would stage more than
+        there is room for, as a step that our scheduler did not make may.
 
         Args:
             pool: [pages, group_size, page_tokens, 2 * head_size].

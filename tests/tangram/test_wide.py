@@ -16,11 +16,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm.config import set_current_vllm_config
 
+    from tangram import backend
 import kernels.wide
 from kernels.cuda import dispatch
 from kernels.errors import KernelError
 from kernels.wide import Sequences, WidePlan, WideRequest, staged_pages
-from tangram import backend, wide
+from tangram import wide
 from tangram.wide import Bounds, Scoring, WideSteps, cut
 from tests.kernels.wide_batch import POISON, Batch, layout_of, room_behind
 from tests.tangram.simulation import vllm_config
