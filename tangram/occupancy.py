@@ -62,7 +62,7 @@ class Occupancy:
                 id=holding.name,
                 state=holding.state,
                 tokens=holding.tokens,
-                sealed_chunks=geometry.sealed(holding.tokens - (holding.state == "prefix")),
+                sealed_chunks=geometry.row_chunks(len(holding.pages)),
                 pages=len(holding.places()),
                 idle_seconds=holding.idle_seconds,
                 shared_pages=sum(owners[page] > 1 for _, page in holding.places()),

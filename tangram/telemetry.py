@@ -91,8 +91,10 @@ def tier_use(geometry: Geometry, sequences: Iterable[Sequence], tier: int) -> Ti
     chunks = raw = ring = 0
     for seq in sequences:
         chunks += seq.sealed_chunks
-        raw += max(0, seq.tokens - seq.sealed_chunks * geometry.chunk)
-        ring += (seq.pages - seq.sealed_chunks * geometry.pages_per_chunk) // geometry.num_tiers
+        own = (seq.pages - seq.sealed_chunks * geometry.pages_per_chunk) // geometry.num_tiers
+        # The last tokens of an idle sequence, less than a page, may have no place any more.
+        raw += max(0, min(seq.tokens - seq.sealed_chunks * geometry.chunk, own * geometry.page_tokens))
+        ring += own
     keep = geometry.keep[tier]
     pages = ring + chunks * keep // geometry.page_tokens
     return TierUse(kept=chunks * keep + raw, pages=pages, chunks=chunks, raw=raw)
