@@ -21,11 +21,11 @@ A request holds one append-only row of page ids::
     pages(n) = ceil(n / B) * K              while nothing is sealed (the ring grows)
                R * K + sealed(n) * S        afterwards (the first seal completes the ring)
 
-While nobody uses the row, it has holes: of the ring only those slots are held that the lengths need at which
-the sequence may be resumed, ``resumable(n)``, and no chunk that the greatest of them leaves raw. Whoever resumes
-it fills the holes with fresh pages::
+While nobody uses the row, it has holes: of the ring only those slots are held that one of the lengths needs
+at which the sequence may be resumed, ``resumable(n)``, and no chunk that the greatest of them leaves raw.
+Whoever resumes it fills the holes with fresh pages::
 
-    raw_start(m)  = sealed(m - 1) * C             what resuming at m needs raw: positions raw_start(m) .. m - 1
+    raw_start(m)  = sealed(m - 1) * C            resuming at m needs positions raw_start(m) .. m - 1 raw
     idle_pages(n) = K * (slots of positions raw_start(m) .. m - 1, for all m of resumable(n))
                     + sealed(max(resumable(n)) - 1) * S
 
@@ -308,8 +308,8 @@ class Geometry:
 
         Args:
             written, raw_from: see :meth:`intact`.
-            observed: tokens before a boundary that must be computed in one go, as their queries rank the chunk
-                that is sealed there; 0 for none.
+            observed: tokens before a boundary that must be computed in one go, as their queries rank the
+                chunk that is sealed there; 0 for none.
         """
         size = self.page_tokens
         last = n // size * size
@@ -343,9 +343,8 @@ class Geometry:
         return start
 
     def idle_pages(self, n: int, observed: int = 0) -> int:
-        """Pages that an idle sequence of ``n`` tokens holds. Fewer where it cannot go back that far: a fork does
-        not before the raw tokens that it copied, nor a ring that was written far beyond ``n``. 0 where it is
-        too short to be resumed."""
+        """Pages that an idle sequence of ``n`` tokens holds; fewer where its ring lacks what going back by
+        all of ``rewind`` needs, as that of a fork may. 0 where it is too short to be resumed."""
         lengths = self.resumable(n, n, observed=observed)
         if not lengths:
             return 0

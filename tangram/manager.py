@@ -2,10 +2,11 @@
 
 Every quantity follows from :mod:`tangram.geometry`: a running request holds exactly ``pages(n)`` pages for
 the ``n`` tokens that have a slot, an idle conversation those that resuming it needs. A request that continues
-an idle conversation takes its row over and fills its holes with fresh pages. One that continues what another is using (a running request, or a prefix that several share) forks: sealed pages, which
-nobody writes again, are shared by reference count, and the raw tokens that it needs are copied to a ring of
-its own. Idle rows stay referenced, so vLLM sees their pages as used; they are evicted, least recently used
-first, when an allocation needs them and only then.
+an idle conversation takes its row over and fills the holes with fresh pages, whose slots are written before
+they are read. One that continues what another is using (a running request, or a prefix that several share)
+forks: sealed pages, which nobody writes again, are shared by reference count, and the raw tokens that it
+needs are copied to a ring of its own. Idle rows stay referenced, so vLLM sees their pages as used; they are
+evicted, least recently used first, when an allocation needs them and only then.
 """
 
 from __future__ import annotations
@@ -416,8 +417,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         ]
         for row in idle:
             state = "prefix" if row.shared else "resident"
-            beside = self.windows.held(row)
-            holdings.append(Holding(row.name, state, row.tokens, list(row.pages), now - row.since, beside))
+            held = (list(row.pages), now - row.since, self.windows.held(row), max(row.targets))
+            holdings.append(Holding(row.name, state, row.tokens, *held))
         return Occupancy(
             holdings,
             total_pages=self.block_pool.num_gpu_blocks - 1,
