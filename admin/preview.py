@@ -19,6 +19,7 @@ def preview_panel(
         (
             f"{_thousands(length)} tokens",
             _change(bytes_text, _at(before, "bytes_at", length), _at(after, "bytes_at", length)),
+            _change(bytes_text, _at(before, "idle_bytes_at", length), _at(after, "idle_bytes_at", length)),
             _change(bytes_text, _at(before, "full_bytes_at", length), _at(after, "full_bytes_at", length)),
             _change(
                 count_text, _at(before, "conversations_at", length), _at(after, "conversations_at", length)
@@ -26,7 +27,9 @@ def preview_panel(
         )
         for length in sorted((str(key) for key in after.get("bytes_at", {})), key=int)
     ]
-    table = text_table(rows, ("Conversation of", "Memory", "Full cache", "How many fit"), "preview")
+    table = text_table(
+        rows, ("Conversation of", "Memory", "While idle", "Full cache", "How many fit"), "preview"
+    )
     facts = text_table(
         [
             (label, _change(form, before.get(key), after.get(key)))

@@ -83,7 +83,8 @@ def kv_bytes(config: dict[str, Any], itemsize: int = 2) -> int:
 def cache_of(
     engine: str, config: dict[str, Any], profile: str | None, max_model_len: int
 ) -> Callable[[float], float]:
-    """Bytes that this engine's cache holds of a conversation, by its tokens. Needs no engine."""
+    """Bytes that this engine's cache holds of a conversation between its turns, by its tokens. Needs no
+    engine."""
     retention = ENGINES[engine]
     if retention is None:
         return lambda tokens: tokens * kv_bytes(config)
@@ -102,7 +103,7 @@ def cache_of(
         max_model_len=max_model_len,
     )
     geometry = build_geometry(TangramConfig(retention=retention, profile=profile), shape)
-    return lambda tokens: geometry.bytes(math.ceil(tokens))
+    return lambda tokens: geometry.idle_bytes(math.ceil(tokens))
 
 
 def child(script: str, job: dict[str, Any], folder: Path) -> Iterator[Any]:

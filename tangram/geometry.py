@@ -21,6 +21,14 @@ A request holds one append-only row of page ids::
     pages(n) = ceil(n / B) * K              while nothing is sealed (the ring grows)
                R * K + sealed(n) * S        afterwards (the first seal completes the ring)
 
+While nobody uses the row, it has holes: of the ring only those slots are held that one of the lengths needs
+at which the sequence may be resumed, ``resumable(n)``, and no chunk that the greatest of them leaves raw.
+Whoever resumes it fills the holes with fresh pages::
+
+    raw_start(m)  = sealed(m - 1) * C            resuming at m needs positions raw_start(m) .. m - 1 raw
+    idle_pages(n) = K * (slots of positions raw_start(m) .. m - 1, for all m of resumable(n))
+                    + sealed(max(resumable(n)) - 1) * S
+
 Inside a page the heads of a tier lie side by side: ``pool[page, member, B, 2 * head_size]``, keys
 in the first half of the last axis and values in the second.
 
@@ -31,7 +39,7 @@ must hold at least one such layer's block, ``window_block_bytes``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -233,7 +241,7 @@ class Geometry:
         return chunk - 1 if rest == 0 and chunk >= 1 else None
 
     def pages(self, n: int) -> int:
-        """Pages that a sequence of ``n`` tokens holds, exactly."""
+        """Pages that a running sequence of ``n`` tokens holds, exactly."""
         sealed = self.sealed(n)
         if sealed == 0:
             return ceil_div(n, self.page_tokens) * self.num_tiers
@@ -271,6 +279,10 @@ class Geometry:
             for tier in range(self.num_tiers)
         ]
 
+    def row_chunks(self, entries: int) -> int:
+        """Sealed chunks in a row of so many entries."""
+        return max(0, entries - self.ring_pages) // self.pages_per_chunk
+
     def oldest_raw(self, n: int) -> int:
         """The first position that a ring can still hold once it was written for ``n`` tokens."""
         return max(0, ceil_div(n, self.page_tokens) - self.ring_slots) * self.page_tokens
@@ -281,6 +293,62 @@ class Geometry:
         if not 0 <= target <= n:
             return False
         return self.raw_start(target) >= self.oldest_raw(n)
+
+    def intact(self, n: int, written: int, raw_from: int = 0) -> bool:
+        """Whether a ring that was written for ``written`` tokens, and holds nothing before ``raw_from``, has
+        all raw tokens that a sequence resuming with ``n`` needs."""
+        return self.can_rewind(written, n) and self.raw_start(n) >= raw_from
+
+    # ---- idle sequences --------------------------------------------------------------------------
+
+    def resumable(self, n: int, written: int, raw_from: int = 0, observed: int = 0) -> list[int]:
+        """Lengths, multiples of a page, at which an idle sequence of ``n`` tokens can be resumed, rising.
+        Those that serve a prompt which leaves it within its last ``rewind`` tokens, and no others: resuming
+        further back would destroy more history than it saves.
+
+        Args:
+            written, raw_from: see :meth:`intact`.
+            observed: tokens before a boundary that must be computed in one go, as their queries rank the
+                chunk that is sealed there; 0 for none.
+        """
+        size = self.page_tokens
+        last = n // size * size
+        first = max(size, (n - self.rewind) // size * size)
+        lengths = {self._observable(m, observed) for m in range(min(first, last), last + 1, size)}
+        return sorted(m for m in lengths if m >= size and self.intact(m, written, raw_from))
+
+    def _observable(self, n: int, observed: int) -> int:
+        """``n``, or the length from which on all that is ``observed`` before the next boundary (``n`` itself,
+        where that is one) is computed again."""
+        if not observed:
+            return n
+        boundary = n if self.sealing(n) is not None else self.next_boundary(n)
+        return min(n, boundary - observed)
+
+    def held_entries(self, lengths: Iterable[int]) -> list[int]:
+        """Entries of the ring that an idle row holds to be resumed at any of these lengths, rising: all that
+        :meth:`raw_entries` names for one of them."""
+        size = self.page_tokens
+        blocks = {p // size for n in lengths for p in range(self.raw_start(n), n, size)}
+        slots = sorted({block % self.ring_slots for block in blocks})
+        return [slot * self.num_tiers + tier for slot in slots for tier in range(self.num_tiers)]
+
+    def oldest_held(self, lengths: Iterable[int], n: int) -> int:
+        """The position from which on up to ``n``, one of ``lengths``, the ring of such a row has no hole."""
+        start = n
+        for length in sorted((m for m in lengths if m <= n), reverse=True):
+            if length < start:
+                break
+            start = min(start, self.raw_start(length))
+        return start
+
+    def idle_pages(self, n: int, observed: int = 0) -> int:
+        """Pages that an idle sequence of ``n`` tokens holds; fewer where its ring lacks what going back by
+        all of ``rewind`` needs, as that of a fork may. 0 where it is too short to be resumed."""
+        lengths = self.resumable(n, n, observed=observed)
+        if not lengths:
+            return 0
+        return len(self.held_entries(lengths)) + self.sealed(lengths[-1] - 1) * self.pages_per_chunk
 
     def prefix_length(self, chunk: int) -> int:
         """The shortest prefix, one page beyond the boundary that seals ``chunk``, that others can continue
@@ -305,8 +373,13 @@ class Geometry:
         return self.window_groups * (ceil_div(tokens, self.window_block_tokens) + (n > tokens))
 
     def bytes(self, n: int) -> int:
-        """Bytes of pool that a sequence of ``n`` tokens holds, its window layers included."""
+        """Bytes of pool that a running sequence of ``n`` tokens holds, its window layers included."""
         return (self.pages(n) + self.window_pages(n)) * self.page_bytes
+
+    def idle_bytes(self, n: int, observed: int = 0) -> int:
+        """The same of an idle sequence, see :meth:`idle_pages`; 0 where it is too short to be resumed."""
+        pages = self.idle_pages(n, observed)
+        return (pages + self.window_pages(n)) * self.page_bytes if pages else 0
 
     def full_bytes(self, n: int) -> int:
         """Bytes that a full cache of ``n`` tokens takes, in whole pages of ``page_tokens``, beside the same

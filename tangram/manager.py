@@ -1,11 +1,12 @@
 """The cache manager: hands out rows of pages to requests and keeps the rows of idle conversations.
 
 Every quantity follows from :mod:`tangram.geometry`: a running request holds exactly ``pages(n)`` pages for
-the ``n`` tokens that have a slot. A request that continues an idle conversation takes its row over. One that
-continues what another is using (a running request, or a prefix that several share) forks: sealed pages, which
-nobody writes again, are shared by reference count, and the raw tokens that it needs are copied to a ring of
-its own. Idle rows stay referenced, so vLLM sees their pages as used; they are evicted, least recently used
-first, when an allocation needs them and only then.
+the ``n`` tokens that have a slot, an idle conversation those that resuming it needs. A request that continues
+an idle conversation takes its row over and fills the holes with fresh pages, whose slots are written before
+they are read. One that continues what another is using (a running request, or a prefix that several share)
+forks: sealed pages, which nobody writes again, are shared by reference count, and the raw tokens that it
+needs are copied to a ring of its own. Idle rows stay referenced, so vLLM sees their pages as used; they are
+evicted, least recently used first, when an allocation needs them and only then.
 """
 
 from __future__ import annotations
@@ -164,22 +165,21 @@ class RaggedManager(SingleTypeKVCacheManager):
             self._count_return(live, request)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        """The request ended or was preempted: keep its row if it can be resumed, else give its pages back."""
+        """The request ended or was preempted: keep of its row what resuming it needs, give the rest back."""
         pages = self.req_to_blocks.pop(request_id, [])
         self.num_cached_block.pop(request_id, None)
         live = self.live.pop(request_id, None)
         if not pages or live is None or live.request is None or not self._keeps_rows:
             return pages
         self._passed_prefix(live, live.request)  # a wide step may have been its first and last
-        tokens = live.known_tokens()
-        kept = [page.block_id for page in pages[: self.geometry.pages(tokens)]]
-        hashes = self._offers.hashes(live.request)
-        if not kept or not self.resident.add(request_id, kept, tokens, live.slots, hashes, live.raw_from):
+        row, hashes = [page.block_id for page in pages], self._offers.hashes(live.request)
+        if not self.resident.add(request_id, row, live.known_tokens(), live.slots, hashes, live.raw_from):
             return pages
-        row = self.resident.newest()
-        self.windows.hold(row, live.request.block_hashes, row.targets)
+        idle = self.resident.newest()
+        kept = set(idle.held())
+        self.windows.hold(idle, live.request.block_hashes, idle.targets)
         self.room.enforce_share()
-        return pages[len(kept) :]
+        return [page for page in pages if page.block_id not in kept]
 
     def new_step_starts(self) -> None:
         """Once a step, before anything is scheduled."""
@@ -243,7 +243,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         # What lies beyond the resumed length is given back first, which frees what has no other owner.
         row = offer.row.pages if offer.row else []
         freed = sum(page is not None and self.block_pool.blocks[page].ref_cnt == 1 for page in row[resumed:])
-        return max(0, needed - min(resumed, len(row)) - freed)
+        held = sum(page is not None for page in row[:resumed])
+        return max(0, needed - held - freed)
 
     def _fits(self, request_id: str, num_tokens: int, offer: Offer | None, beside: int) -> bool:
         """Whether there is, or can be, room for a new request. One that fits, but not beside the row that it
@@ -270,20 +271,26 @@ class RaggedManager(SingleTypeKVCacheManager):
         """The first position that the ring of whoever accepts the offer can hold."""
         if offer.row is None or offer.forks:
             return self.geometry.raw_start(offer.length)
-        # What lay beyond the resumed length is forgotten, but not what it had overwritten.
-        return max(offer.row.raw_from, self.geometry.oldest_raw(offer.row.written))
+        # Its targets are what had not been overwritten, and what lies before them was given back.
+        return self.geometry.oldest_held(offer.row.targets, offer.length)
 
     def _take_over(self, offer: Offer) -> list[KVCacheBlock]:
         row = offer.row
         if row is None:
             raise CacheIntegrityError("only an idle row can be taken over")
-        pages = self.room.blocks(self.resident.take(row))
-        self.windows.release(row)  # their managers take them over in this same call of vLLM's
-        held = self.geometry.resumed_pages(offer.length)
-        self.block_pool.free_blocks(reversed(pages[held:]))
+        self.resident.take(row)
+        length = self.geometry.resumed_pages(offer.length)
+        head, beyond = row.pages[:length], row.pages[length:]
+        # The window layers' managers take over in this same call of vLLM's, but maybe after this one.
+        self.block_pool.touch(offer.beside)
+        self.windows.release(row)
+        self.block_pool.free_blocks(reversed(self.room.blocks(page for page in beyond if page is not None)))
+        fresh = iter(self.block_pool.get_new_blocks(head.count(None)))
+        pages = [next(fresh) if page is None else self.block_pool.blocks[page] for page in head]
+        self.block_pool.free_blocks(reversed(offer.beside))
         self.counters["takeovers"] += 1
         self.counters["rewinds"] += offer.length < max(row.targets)
-        return pages[:held]
+        return pages
 
     def _fork(self, offer: Offer) -> list[KVCacheBlock]:
         """A row that shares the source's sealed pages and holds copies of the raw tokens that it needs."""
@@ -348,7 +355,7 @@ class RaggedManager(SingleTypeKVCacheManager):
                 break
             prompt = prompt or Prompt.of(hashes, tokens or (), self.geometry.page_tokens)
             shared = self._prefixes.shared(prefix, prompt)
-            if shared and self.resident.intact(length, computed, live.raw_from):
+            if shared and self.geometry.intact(length, computed, live.raw_from):
                 found = length, prefix
         return found
 
@@ -420,8 +427,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         ]
         for row in idle:
             state = "prefix" if row.shared else "resident"
-            beside = self.windows.held(row)
-            holdings.append(Holding(row.name, state, row.tokens, list(row.pages), now - row.since, beside))
+            held = (list(row.pages), now - row.since, self.windows.held(row), max(row.targets))
+            holdings.append(Holding(row.name, state, row.tokens, *held))
         return Occupancy(
             holdings,
             total_pages=self.block_pool.num_gpu_blocks - 1,

@@ -18,6 +18,7 @@ class Holding:
         state: as in :class:`tangram.telemetry.Sequence`.
         pages: page ids, in order; None where the row needs none.
         beside: page ids of its sliding-window layers.
+        resumes_at: as in :class:`tangram.telemetry.Sequence`.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Holding:
     pages: Pages[int | None]
     idle_seconds: float | None = None
     beside: Pages[int] = ()
+    resumes_at: int | None = None
 
     def places(self) -> list[tuple[int, int]]:
         """All its pages, and the place of each in the row; those of window layers are as young as the
@@ -62,10 +64,11 @@ class Occupancy:
                 id=holding.name,
                 state=holding.state,
                 tokens=holding.tokens,
-                sealed_chunks=geometry.sealed(holding.tokens - (holding.state == "prefix")),
+                sealed_chunks=geometry.row_chunks(len(holding.pages)),
                 pages=len(holding.places()),
                 idle_seconds=holding.idle_seconds,
                 shared_pages=sum(owners[page] > 1 for _, page in holding.places()),
+                resumes_at=holding.resumes_at,
             )
             for holding in self.holdings
         ]

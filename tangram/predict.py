@@ -40,23 +40,32 @@ class AtLength:
     """A conversation of ``tokens`` tokens.
 
     Attributes:
-        pages: pages(n), exactly what the engine will hold for it.
+        pages: pages(n), exactly what the engine will hold for it while it is being answered.
         bytes: the same in bytes of pool.
+        idle_pages, idle_bytes: what it holds between its turns; 0 where it is too short to be continued.
         full_bytes: what a full cache in pages of ``page_tokens`` tokens takes for it.
         bytes_per_token: ``bytes / tokens``; falls with the length, as the ring is paid once.
         kept_share: mean over all heads of the share of the tokens that a head still sees.
         padding_bytes: of ``bytes``, those in empty member slots and in the rounding of ``state_bytes``.
-        conversations: how many such conversations a pool holds at once; 0 until :meth:`Prediction.within`.
+        conversations: how many such conversations a pool holds at once, one of them being answered and the
+            others idle; 0 until :meth:`Prediction.within`.
     """
 
     tokens: int
     pages: int
     bytes: int
+    idle_pages: int
+    idle_bytes: int
     full_bytes: int
     bytes_per_token: float
     kept_share: float
     padding_bytes: int
-    conversations: int
+    conversations: int = 0
+
+    def within(self, pool_bytes: int) -> AtLength:
+        """The same, with how many fit a pool of that size."""
+        beside = (pool_bytes - self.bytes) // (self.idle_bytes or self.bytes)
+        return replace(self, conversations=max(0, beside + 1))
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class Prediction:
 
     def within(self, pool_bytes: int) -> Prediction:
         """The same, with how many conversations fit a pool of that size."""
-        return replace(self, at=tuple(replace(at, conversations=pool_bytes // at.bytes) for at in self.at))
+        return replace(self, at=tuple(at.within(pool_bytes) for at in self.at))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: the body of ``POST /tangram/preview``. What depends on a length is a mapping by it."""
@@ -109,6 +118,8 @@ class Prediction:
             for name in (
                 "pages",
                 "bytes",
+                "idle_pages",
+                "idle_bytes",
                 "full_bytes",
                 "bytes_per_token",
                 "kept_share",
@@ -159,7 +170,7 @@ def predict(
     geometry = build_geometry(config, shape, profile)
     budgets = profile.budgets(config.retention, config.alpha)
     warnings = _warnings(config, shape, geometry, budgets)
-    return measure(geometry, budgets, shape.max_model_len, lengths, warnings)
+    return measure(geometry, budgets, shape.max_model_len, lengths, warnings, config.observed)
 
 
 def measure(
@@ -168,8 +179,10 @@ def measure(
     max_model_len: int,
     lengths: Sequence[int] | None = None,
     warnings: Sequence[str] = (),
+    observed: int = 0,
 ) -> Prediction:
-    """The figures of a geometry, whoever cut its tiers. Arguments as the fields and :func:`predict` say."""
+    """The figures of a geometry, whoever cut its tiers. Arguments as the fields, :func:`predict` and
+    :meth:`tangram.geometry.Geometry.resumable` say."""
     g = geometry
     slot = g.page_tokens * 2 * g.head_size * g.itemsize
     missing = [g.group_size - len(tier.heads) for tier in g.tiers]
@@ -183,17 +196,18 @@ def measure(
             kept, asked = kept + tier.keep, asked + wanted
 
     def at(n: int) -> AtLength:
-        held = g.bytes(n)
+        held, idle = g.bytes(n), g.idle_bytes(n, observed)
         hollow = sum(g.tier_pages(n, index) * gap for index, gap in enumerate(missing)) * slot
         return AtLength(
             tokens=n,
             pages=g.pages(n) + g.window_pages(n),
             bytes=held,
+            idle_pages=idle // g.page_bytes,
+            idle_bytes=idle,
             full_bytes=g.full_bytes(n),
             bytes_per_token=held / n,
             kept_share=g.kept_fraction(n),
             padding_bytes=hollow + g.pages(n) * rounding,
-            conversations=0,
         )
 
     sealed_bytes = g.pages_per_chunk * g.page_bytes

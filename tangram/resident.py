@@ -25,10 +25,8 @@ class Row:
 
     Attributes:
         name: the request that left it, for people.
-        pages: the row, in order; None where a shared prefix needs no page of the ring.
-        tokens: tokens of known identity that are in the cache.
-        written: tokens that the ring was written for, at least ``tokens``.
-        raw_from: the first position that the ring can hold; a fork copies no more than it needs.
+        pages: the row, in order; None where no target needs the page of the ring.
+        tokens: tokens of known identity, those included that are computed again in any case.
         targets: resumable lengths (multiples of a page) to the block hash of that prefix.
         shared: a prefix for others to copy, not a conversation for one to take over.
         used: whether anybody continued it.
@@ -38,8 +36,6 @@ class Row:
     name: str
     pages: list[int | None]
     tokens: int
-    written: int
-    raw_from: int
     targets: dict[int, Hashable]
     since: float = field(default_factory=time.monotonic)
     shared: bool = False
@@ -92,44 +88,31 @@ class ResidentRows:
     # ---- where a sequence can be resumed ----------------------------------------------------------------
 
     def resumable(self, tokens: int, written: int, raw_from: int = 0) -> list[int]:
-        """Lengths, multiples of a page, from which a row of ``tokens`` can be resumed, rising. Those that
-        serve a prompt which leaves the row within its last ``rewind`` tokens, and no others: resuming further
-        back would destroy more history than it saves."""
-        size = self._geometry.page_tokens
-        last = tokens // size * size
-        first = max(size, (tokens - self._geometry.rewind) // size * size)
-        lengths = {self._observable(n) for n in range(min(first, last), last + 1, size)}
-        return sorted(n for n in lengths if n >= size and self.intact(n, written, raw_from))
-
-    def intact(self, n: int, written: int, raw_from: int) -> bool:
-        """Whether a ring that was written for ``written`` tokens, and holds nothing before ``raw_from``, has
-        all raw tokens that a sequence resuming with ``n`` needs."""
-        return self._geometry.can_rewind(written, n) and self._geometry.raw_start(n) >= raw_from
+        """:meth:`tangram.geometry.Geometry.resumable`, with what this engine's scorer must have seen."""
+        return self._geometry.resumable(tokens, written, raw_from, self.observed)
 
     def furthest_back(self) -> int:
         """Tokens before its end from which on a row can be resumed, at most."""
         return self._geometry.rewind + self._geometry.page_tokens + self.observed
-
-    def _observable(self, n: int) -> int:
-        """``n``, or the length from which on the scorer sees all that it needs at the next boundary (at
-        ``n`` itself, where that is one)."""
-        if not self.observed:
-            return n
-        boundary = n if self._geometry.sealing(n) is not None else self._geometry.next_boundary(n)
-        return min(n, boundary - self.observed)
 
     # ---- rows come and go -------------------------------------------------------------------------------
 
     def add(
         self,
         name: str,
-        pages: Iterable[int],
+        pages: Sequence[int],
         tokens: int,
         written: int,
         hashes: Sequence[Hashable],
         raw_from: int = 0,
     ) -> bool:
-        """Keep an idle conversation. ``hashes[i]`` names the prefix of ``(i + 1) * page_tokens`` tokens.
+        """Keep an idle conversation, and of its pages those that resuming it needs.
+
+        Args:
+            pages: its whole row.
+            tokens: tokens that are known and computed.
+            written, raw_from: see :meth:`tangram.geometry.Geometry.intact`.
+            hashes: ``hashes[i]`` names the prefix of ``(i + 1) * page_tokens`` tokens.
 
         Returns:
             Whether it was kept: a row that cannot be resumed is not.
@@ -139,15 +122,22 @@ class ResidentRows:
         lengths = self.resumable(tokens, written, raw_from)
         targets = {length: hashes[length // size - 1] for length in lengths}
         if targets:
-            self._insert(Row(name, list(pages), tokens, written, raw_from, targets, self._clock()))
+            self._insert(Row(name, self._without_surplus(pages, lengths), tokens, targets, self._clock()))
         return bool(targets)
+
+    def _without_surplus(self, pages: Sequence[int], lengths: Sequence[int]) -> list[int | None]:
+        """A row with what resuming it at any of ``lengths`` needs, and holes."""
+        ring = self._geometry.ring_entries(lengths[-1])
+        kept: list[int | None] = [None] * ring
+        for entry in self._geometry.held_entries(lengths):
+            kept[entry] = pages[entry]
+        return kept + list(pages[ring : self._geometry.resumed_pages(lengths[-1])])
 
     def add_prefix(
         self, name: str, pages: list[int | None], length: int, prefix: Hashable, step: int
     ) -> None:
         """Keep a prefix of ``length`` tokens for others to continue."""
-        raw, targets = self._geometry.raw_start(length), {length: prefix}
-        row = Row(name, pages, length, length, raw, targets, self._clock(), shared=True, step=step)
+        row = Row(name, pages, length, {length: prefix}, self._clock(), shared=True, step=step)
         self._insert(row)
         self.mark_forked(row.held())
 
@@ -206,7 +196,7 @@ class ResidentRows:
         """Whether a row is still kept."""
         return id(row) in self._rows and self._rows[id(row)] is row
 
-    def idle_pages(self, seconds: float) -> int:
+    def stale_pages(self, seconds: float) -> int:
         """Pages of the rows that nobody used for so long."""
         latest, pages = self._clock() - seconds, 0
         for row in self._rows.values():  # in the order of their use
@@ -257,9 +247,14 @@ class ResidentRows:
         if indexed != expected:
             raise CacheIntegrityError("the prefix index does not match the resident rows")
         for row in rows:
-            # A prefix that ends at a boundary has no chunk sealed there: whoever continues it seals that.
-            needed = self._geometry.resumed_pages if row.shared else self._geometry.pages
-            if len(row.pages) < needed(row.tokens):
+            # A row that ends at a boundary has no chunk sealed there: whoever continues it seals that.
+            length = self._geometry.resumed_pages(max(row.targets))
+            if len(row.pages) != length:
                 raise CacheIntegrityError(
-                    f"row {row.name} has {len(row.pages)} pages for {row.tokens} tokens"
+                    f"row {row.name} has {len(row.pages)} entries, {max(row.targets)} tokens need {length}"
+                )
+            needed = {*self._geometry.held_entries(row.targets), *range(self._geometry.ring_pages, length)}
+            if {entry for entry, page in enumerate(row.pages) if page is not None} != needed:
+                raise CacheIntegrityError(
+                    f"row {row.name} holds {len(row.held())} pages, resuming it needs {len(needed)}"
                 )

@@ -61,7 +61,7 @@ class Room:
 
     def stale(self, seconds: float) -> int:
         """Pages of the conversations that have been idle for so long."""
-        return self._resident.idle_pages(seconds)
+        return self._resident.stale_pages(seconds)
 
     def make(self, pages: int, spare: Row | None = None) -> bool:
         """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""

@@ -25,6 +25,8 @@ class Sequence:
         pages: of its row.
         idle_seconds: since when it is idle; None while running.
         shared_pages: of ``pages``, those that other rows hold too.
+        resumes_at: tokens that whoever continues it need not compute, at most: what the row holds. None
+            while running.
     """
 
     id: str
@@ -34,6 +36,7 @@ class Sequence:
     pages: int
     idle_seconds: float | None
     shared_pages: int = 0
+    resumes_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ def tier_use(geometry: Geometry, sequences: Iterable[Sequence], tier: int) -> Ti
     chunks = raw = ring = 0
     for seq in sequences:
         chunks += seq.sealed_chunks
-        raw += max(0, seq.tokens - seq.sealed_chunks * geometry.chunk)
+        held = seq.tokens if seq.resumes_at is None else seq.resumes_at
+        raw += max(0, held - seq.sealed_chunks * geometry.chunk)
         ring += (seq.pages - seq.sealed_chunks * geometry.pages_per_chunk) // geometry.num_tiers
     keep = geometry.keep[tier]
     pages = ring + chunks * keep // geometry.page_tokens

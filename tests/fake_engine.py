@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tokenizers import Tokenizer
 
 from app.sse import EventStream
-from tangram.geometry import Geometry, Tier, ceil_div
+from tangram import telemetry
+from tangram.geometry import Geometry, Tier
 from tangram.predict import measure
 
 LOREM = """lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore
@@ -209,12 +210,8 @@ class FakeEngine:
             ("resident", s) for s in self.resident
         ]
         lengths = [len(sequence.tokens) for _, sequence in everything]
-        used = {
-            kind: sum(shape.pages(len(s.tokens)) for state, s in everything if state == kind)
-            for kind in ("running", "resident")
-        }
-        tier = shape.head_tier
-        kept = [[sum(shape.kept_tokens(n, t) for n in lengths) for t in row] for row in tier]
+        sequences = [_seen(shape, state, sequence, now) for state, sequence in everything]
+        used = {kind: sum(s.pages for s in sequences if s.state == kind) for kind in ("running", "resident")}
         return {
             "time": time.time(),
             "model": {
@@ -246,23 +243,8 @@ class FakeEngine:
                 "resident_pages": used["resident"],
                 "page_bytes": shape.page_bytes,
             },
-            "heads": {
-                "budget": self.budget,
-                "tokens_kept": kept,
-                "pages": [[sum(_head_pages(shape, n, t) for n in lengths) for t in row] for row in tier],
-                "tier": [list(row) for row in tier],
-            },
-            "sequences": [
-                {
-                    "id": sequence.id,
-                    "state": state,
-                    "tokens": len(sequence.tokens),
-                    "sealed_chunks": shape.sealed(len(sequence.tokens)),
-                    "pages": shape.pages(len(sequence.tokens)),
-                    "idle_seconds": None if state == "running" else now - sequence.touched,
-                }
-                for state, sequence in everything
-            ],
+            "heads": telemetry.heads_report(shape, sequences, self.budget),
+            "sequences": [asdict(sequence) for sequence in sequences],
             "full_cache_bytes": sum(shape.full_bytes(n) for n in lengths),
             "used_bytes": sum(used.values()) * shape.page_bytes,
             "counters": {
@@ -367,11 +349,13 @@ def _shared(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _head_pages(shape: Geometry, n: int, tier: int) -> int:
-    sealed = shape.sealed(n)
-    if not sealed:
-        return ceil_div(n, shape.page_tokens)
-    return shape.ring_slots + sealed * shape.keep[tier] // shape.page_tokens
+def _seen(shape: Geometry, state: str, sequence: Sequence, now: float) -> telemetry.Sequence:
+    n = len(sequence.tokens)
+    if state == "running":
+        return telemetry.Sequence(sequence.id, state, n, shape.sealed(n), shape.pages(n), None)
+    last, idle = n // shape.page_tokens * shape.page_tokens, now - sequence.touched
+    held = (shape.sealed(last - 1), shape.idle_pages(n), idle)
+    return telemetry.Sequence(sequence.id, state, n, *held, resumes_at=last)
 
 
 def _word(text: str, name: str, default: str) -> str:

@@ -135,6 +135,7 @@ class Engine:
         held = {key: int(value * values["retention"]) for key, value in full.items()}
         return {
             "bytes_at": held,
+            "idle_bytes_at": {key: value * 7 // 8 for key, value in held.items()},
             "full_bytes_at": full,
             "conversations_at": {key: 10**9 // value for key, value in held.items()},
             "ring_bytes": 16_384 * values["group_size"],

@@ -140,7 +140,7 @@ def test_at_a_quarter_resumed_and_recomputed_are_one(ours: Results) -> None:
     (sequence,) = ours["quarter"]["snapshot"]["sequences"]
     g = build_geometry(TangramConfig.from_mapping(FINE | {"retention": 0.25}), GEMMA3)
     tokens = sequence["tokens"]
-    assert g.pages(tokens) < sequence["pages"] <= g.pages(tokens) + g.window_pages(tokens)
+    assert g.idle_pages(tokens) < sequence["pages"] <= g.idle_pages(tokens) + g.window_pages(tokens)
     third, again, anew = outputs[2:]
     assert third["prompt"] == again["prompt"] == anew["prompt"]
     assert again["cached"] == (third["prompt"] - 1) // 16 * 16, "the window layers let it go back, too"

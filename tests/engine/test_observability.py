@@ -130,28 +130,32 @@ async def test_the_routes_and_the_metrics_agree_with_the_formula(served: Served)
         long += await say(client, long, "anna", 10)  # continues its row
         short += await say(client, short, "berta", 5)
         held = {len(long) - 1: "anna", len(short) - 1: "berta"}  # the last sampled token was never fed
-        pages = sum(map(g.pages, held))
+        pages = sum(map(g.idle_pages, held))
 
         memory = await client.memory()
         assert {sequence["tokens"] for sequence in memory["sequences"]} == set(held)
         for sequence in memory["sequences"]:
             assert sequence["state"] == "resident"
-            assert sequence["pages"] == g.pages(sequence["tokens"])
+            assert sequence["pages"] == g.idle_pages(sequence["tokens"])
             assert sequence["sealed_chunks"] == g.sealed(sequence["tokens"])
+            assert sequence["resumes_at"] == sequence["tokens"] // g.page_tokens * g.page_tokens
         assert memory["used_bytes"] == pages * g.page_bytes
         assert memory["full_cache_bytes"] == sum(map(g.full_bytes, held))
         for layer, row in enumerate(g.head_tier):
             for head, tier in enumerate(row):
                 assert memory["heads"]["tokens_kept"][layer][head] == sum(
-                    g.kept_tokens(n, tier) for n in held
+                    g.kept_tokens(n // g.page_tokens * g.page_tokens, tier) for n in held
                 )
-                assert memory["heads"]["pages"][layer][head] == sum(g.tier_pages(n, tier) for n in held)
+                chunks = sum(map(g.sealed, held))
+                raw = (pages - chunks * g.pages_per_chunk) // g.num_tiers
+                kept = chunks * g.keep[tier] // g.page_tokens
+                assert memory["heads"]["pages"][layer][head] == raw + kept
         assert sum(memory["pool"]["pages"].values()) == memory["pool"]["total_pages"]
 
         longest = max(memory["sequences"], key=lambda sequence: sequence["tokens"])
         one = await client.memory(longest["id"])
         assert one["sequences"][0]["id"] == longest["id"]
-        assert one["heads"]["tokens_kept"][2][1] == g.kept_tokens(len(long) - 1, g.head_tier[2][1])
+        assert one["heads"]["tokens_kept"][2][1] == g.kept_tokens(longest["resumes_at"], g.head_tier[2][1])
         with pytest.raises(EngineRejected, match="is not in the pool") as error:
             await client.memory("cmpl-unknown")
         assert error.value.status == 404
@@ -191,9 +195,12 @@ async def test_the_routes_and_the_metrics_agree_with_the_formula(served: Served)
         assert await client.evict(idle_seconds=3600) == {"conversations": 0, "pages": 0}
         assert await client.evict(sequence=longest["id"]) == {
             "conversations": 1,
-            "pages": g.pages(len(long) - 1),
+            "pages": g.idle_pages(len(long) - 1),
         }
-        assert await client.evict(everything=True) == {"conversations": 1, "pages": g.pages(len(short) - 1)}
+        assert await client.evict(everything=True) == {
+            "conversations": 1,
+            "pages": g.idle_pages(len(short) - 1),
+        }
         after = await metrics(client)
         assert after["tangram_pages free"] == memory["pool"]["total_pages"]
         assert after["tangram_conversations_resident"] == 0

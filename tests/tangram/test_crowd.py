@@ -201,7 +201,7 @@ def test_a_conversation_that_was_idle_for_long_makes_room(
     deferred = {}
     for fresh in (60.0, 0.0):
         monkeypatch.setattr(crowd, "FRESH", fresh)
-        sim = make(G.pages(LENGTH) + 60, max_num_seqs=4)
+        sim = make(G.pages(LENGTH) + 48, max_num_seqs=4)
         for index in range(6):
             sim.add(f"idle{index}", tokens(index, 120), 2)
             sim.run()

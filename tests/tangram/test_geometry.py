@@ -120,6 +120,89 @@ def test_rewinding_needs_exactly_what_the_ring_still_holds(g: Geometry, n: int, 
         assert g.can_rewind(n, target), "the promise of `rewind`"
 
 
+class Idle:
+    """A sequence of ``n`` tokens, and what an idle row must keep of it by the definition."""
+
+    def __init__(self, g: Geometry, n: int, observed: int = 0, raw_from: int = 0, written: int = 0) -> None:
+        slots = {g.ring_index(p, 0): p // g.page_tokens for p in range(max(n, written))}
+        self.lengths: set[int] = set()
+        self.slots: set[tuple[int, int]] = set()
+        self.sealed = 0
+        size = g.page_tokens
+        for back in range(g.rewind + 1):  # a prompt that leaves the sequence here
+            length = max(0, n - back) // size * size
+            if observed:  # the next seal wants to see all that lies so far before it
+                due = min(g.boundary(k) for k in range(n + 1) if g.boundary(k) >= length)
+                length = min(length, due - observed)
+            # Resuming there needs all that is not sealed, and the chunk that is sealed there.
+            chunks = max((k for k in range(n + 1) if g.boundary(k) < length), default=-1) + 1
+            needed = range(chunks * g.chunk, length)
+            there = all(slots[g.ring_index(p, 0)] == p // size for p in needed)
+            if length >= size and there and needed.start >= raw_from:
+                self.lengths.add(length)
+                self.slots |= {(g.ring_index(p, tier), tier) for p in needed for tier in range(g.num_tiers)}
+                self.sealed = max(chunks, self.sealed)
+
+    def pages(self, g: Geometry) -> int:
+        kept = [
+            g.sealed_index(k, tier, j)
+            for k in range(self.sealed)
+            for tier in range(g.num_tiers)
+            for j in range(g.keep[tier])
+        ]
+        return len(self.slots) + len(set(kept))
+
+
+@given(geometries(), st.integers(0, 60), st.integers(0, 3))
+def test_an_idle_row_keeps_what_one_of_its_lengths_needs(g: Geometry, n: int, pages: int) -> None:
+    observed = min(pages * g.page_tokens, g.window, g.rewind, g.chunk - g.page_tokens)
+    idle = Idle(g, n, observed)
+    lengths = g.resumable(n, n, observed=observed)
+    assert lengths == sorted(idle.lengths)
+    assert g.held_entries(lengths) == sorted(entry for entry, _ in idle.slots)
+    assert g.idle_pages(n, observed) == idle.pages(g) <= g.pages(n)
+    assert bool(g.idle_pages(n, observed)) == (n >= g.page_tokens)
+    assert g.idle_bytes(n, observed) == g.idle_pages(n, observed) * g.page_bytes
+
+
+@given(geometries(), st.integers(0, 60), st.integers(0, 12), st.integers(0, 6))
+def test_a_ring_that_lost_tokens_is_kept_for_fewer_lengths(
+    g: Geometry, n: int, ahead: int, lost: int
+) -> None:
+    raw_from = g.oldest_raw(n) + lost * g.page_tokens
+    idle = Idle(g, n, raw_from=raw_from, written=n + ahead)
+    lengths = g.resumable(n, n + ahead, raw_from)
+    # Of a page that was overwritten in part, what is needed could still be there; it is not counted on.
+    assert set(lengths) <= idle.lengths
+    assert set(g.held_entries(lengths)) <= {entry for entry, _ in idle.slots}
+
+
+@given(geometries(), st.integers(1, 60))
+def test_whoever_resumes_knows_from_where_on_the_ring_has_no_hole(g: Geometry, n: int) -> None:
+    lengths = g.resumable(n, n)
+    held = set(g.held_entries(lengths))
+    for length in lengths:
+        start = g.oldest_held(lengths, length)
+        assert start <= g.raw_start(length)
+        assert all(g.ring_index(p, 0) in held for p in range(start, length))
+        kept = [p for m in lengths for p in range(g.raw_start(m), m) if p < length]
+        assert start == min(kept), "nothing that was kept is forgotten"
+
+
+def test_a_gap_between_lengths_ends_what_is_held() -> None:
+    g = Geometry(1, 1, 8, 2, 4, 16, 8, 8, 1, (Tier(4, ((0, 0),)),))
+    assert g.raw_start(28) == 16
+    assert g.oldest_held([12, 28], 28) == 16, "12 .. 15 are missing"
+    assert g.oldest_held([16, 28], 28) == 0
+    assert g.oldest_held([16, 28], 16) == 0
+
+
+@given(geometries(), st.integers(0, 60))
+def test_the_chunks_of_a_row_are_told_by_its_length(g: Geometry, n: int) -> None:
+    assert g.row_chunks(g.pages(n)) == g.sealed(n)
+    assert g.row_chunks(g.resumed_pages(n)) == g.sealed(max(0, n - 1))
+
+
 @given(geometries())
 def test_the_head_tables_invert_the_tiers(g: Geometry) -> None:
     for index, tier in enumerate(g.tiers):
@@ -149,6 +232,13 @@ def test_the_published_example() -> None:
     assert g.pages(639) == 40 * 6
     assert g.pages(640) == 45 * 6 + 48
     assert g.pages(8192) == 45 * 6 + 15 * 48
+    # 8128 .. 8192 are behind the boundary at 15 * 512 + 128 = 7808: raw from 7680 on.
+    assert g.idle_pages(8192) == 32 * 6 + 15 * 48
+    # 7744 is before it: raw from 7168 on.
+    assert g.idle_pages(7808) == 40 * 6 + 14 * 48
+    assert g.idle_pages(7824) == 41 * 6 + 15 * 48
+    assert g.idle_pages(7872) == 44 * 6 + 15 * 48
+    assert g.idle_pages(7888) == 13 * 6 + 15 * 48
 
 
 @pytest.mark.parametrize(

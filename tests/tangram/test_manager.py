@@ -169,11 +169,36 @@ def test_a_continued_conversation_reads_only_its_new_tokens() -> None:
     first = FakeRequest("1", conversation("a", 70))
     run(worker, first)
     worker.finish(first)
-    assert worker.m.block_pool.get_num_free_blocks() == 200 - G.pages(70)
+    assert worker.m.block_pool.get_num_free_blocks() == 200 - G.idle_pages(70) > 200 - G.pages(70)
     second = FakeRequest("2", conversation("a", 90))
     assert worker.schedule(second, 1000)
     assert worker.m.counters["takeovers"] == 1
     assert worker.m.counters["reused_tokens"] == 68
+    worker.m.check_integrity()
+
+
+@pytest.mark.parametrize("tokens", range(4, 90))
+def test_whoever_continues_a_row_has_its_holes_filled(tokens: int) -> None:
+    """In a pool with not a page more than the holes need, and in one with a page less."""
+    worker = Worker(manager(200))
+    first = FakeRequest("1", conversation("a", tokens))
+    run(worker, first)
+    worker.finish(first)
+    (row,) = worker.m.resident.rows()
+    assert len(row.held()) == G.idle_pages(tokens) == 200 - worker.m.block_pool.get_num_free_blocks()
+    held = tokens // G.page_tokens * G.page_tokens
+    after = FakeRequest("2", conversation("a", held + 1))
+    missing = G.pages(held + 1) - len(row.held())
+    others = worker.m.block_pool.get_new_blocks(worker.m.block_pool.get_num_free_blocks() - missing + 1)
+    assert not worker.schedule(after, 1000)
+    if worker.m.resident.rows():  # it is not given up where that would not help either
+        worker.m.block_pool.free_blocks(others[:1])
+        assert worker.schedule(after, 1000)
+        assert worker.m.counters["takeovers"] == 1
+        assert worker.m.block_pool.get_num_free_blocks() == 0
+        others = others[1:]
+        worker.finish(after)
+    worker.m.block_pool.free_blocks(others)
     worker.m.check_integrity()
 
 
@@ -199,14 +224,17 @@ def test_regenerating_resumes_before_the_end_and_frees_what_lies_beyond() -> Non
 
 
 def test_room_is_made_by_need_only_oldest_first() -> None:
-    worker = Worker(manager(3 * G.pages(40) + 2))
+    worker = Worker(manager(2 * G.idle_pages(40) + G.pages(40)))
     for name in "abc":
         request = FakeRequest(name, conversation(name, 40))
         run(worker, request)
         worker.finish(request)
     assert worker.m.counters["evictions"] == 0
-    request = FakeRequest("d", conversation("d", 4))  # 2 pages: they are free
+    free = worker.m.block_pool.get_num_free_blocks()
+    assert free == G.pages(40) - G.idle_pages(40) > 0
+    request = FakeRequest("d", conversation("d", free // G.num_tiers * G.page_tokens))
     run(worker, request)
+    assert worker.m.block_pool.get_num_free_blocks() == 0
     assert worker.m.counters["evictions"] == 0
     more = FakeRequest("e", conversation("e", 4))
     run(worker, more)
@@ -239,7 +267,7 @@ def test_headroom_is_made_where_it_can_be_had() -> None:
     idle = FakeRequest("a", conversation("a", 40))
     run(worker, idle)
     worker.finish(idle)
-    worker.m.configure(Policy(headroom=G.pages(40)))
+    worker.m.configure(Policy(headroom=2 * G.pages(40) - G.idle_pages(40)))
     run(worker, FakeRequest("b", conversation("b", 8)))
     assert worker.m.counters["evictions"] == 1
 
@@ -298,7 +326,7 @@ def test_the_snapshot_adds_up() -> None:
     run(worker, busy)
     snapshot = worker.m.snapshot()
     assert {(s.id, s.state, s.tokens, s.pages) for s in snapshot.sequences} == {
-        ("1", "resident", 70, G.pages(70)),
+        ("1", "resident", 70, G.idle_pages(70)),
         ("2", "running", 30, G.pages(30)),
     }
     assert snapshot.free_pages + sum(s.pages for s in snapshot.sequences) == snapshot.total_pages == 200

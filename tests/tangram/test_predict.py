@@ -16,8 +16,8 @@ from tangram.predict import LENGTHS, Prediction, default_lengths, measure, predi
 from tangram.profile import ModelShape, Profile, group_size
 
 KEYS = {  # what the console reads
-    *("geometry", "heads", "bytes_at", "full_bytes_at", "conversations_at", "ring_bytes", "row_width"),
-    *("fragmentation", "warnings"),
+    *("geometry", "heads", "bytes_at", "idle_bytes_at", "full_bytes_at", "conversations_at"),
+    *("ring_bytes", "row_width", "fragmentation", "warnings"),
 }
 
 
@@ -68,9 +68,10 @@ def test_a_conversation_s_cost_is_what_its_pages_add_up_to(
     used = sum(len(g.tiers[tier].heads) * slot for tier in pages)
     assert at.padding_bytes == at.bytes - used
     assert at.bytes_per_token == at.bytes / n
+    assert (at.idle_pages, at.idle_bytes) == (g.idle_pages(n), g.idle_bytes(n))
     fits, left = 0, pool
-    while left >= at.bytes and fits < 10**4:
-        fits, left = fits + 1, left - at.bytes
+    while left >= at.bytes and fits < 10**4:  # there is room for one more to be answered; then it is idle
+        fits, left = fits + 1, left - (at.idle_bytes or at.bytes)
     assert min(at.conversations, 10**4) == fits
     whole_pages = len({p // g.page_tokens for p in range(n)})
     assert at.full_bytes == whole_pages * slot * g.layers * g.kv_heads
@@ -177,7 +178,9 @@ def test_a_prediction_is_json_with_what_the_console_reads(
     for at in got.at:
         for name in ("pages", "bytes", "full_bytes", "bytes_per_token", "kept_share", "padding_bytes"):
             assert report[f"{name}_at"][str(at.tokens)] == getattr(at, name)
-        assert report["conversations_at"][str(at.tokens)] == pool // at.bytes
+        for name in ("idle_pages", "idle_bytes", "conversations"):
+            assert report[f"{name}_at"][str(at.tokens)] == getattr(at, name)
+        assert at.idle_pages == got.geometry.idle_pages(at.tokens, drawn[0].observed)
 
 
 SHAPE = ModelShape("m", 30, 3, 64, 2, "bfloat16", 8192)
@@ -245,5 +248,6 @@ def test_the_published_example() -> None:
     (at,) = got.at
     assert (at.pages, at.bytes) == (990, 990 * 61440)
     assert at.full_bytes == 8192 * 30 * 3 * 2 * 64 * 2
-    assert at.conversations == 16
+    assert at.idle_pages == 912
+    assert at.conversations == 17
     assert (got.excess_tokens, got.empty_slots, got.padding_share) == (0, 0, 0)

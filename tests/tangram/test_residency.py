@@ -123,7 +123,7 @@ def test_two_requests_continue_one_conversation_at_once(sim: Simulation) -> None
     ends = [len(sim.prompts[name][0]) + 40 - 1 for name in ("left", "right")]
     shared = G.sealed(303) * G.pages_per_chunk
     used = sim.pages - sim.manager.block_pool.get_num_free_blocks()
-    assert used == sum(G.pages(end) for end in ends) - shared
+    assert used == sum(G.idle_pages(end) for end in ends) - shared
 
 
 def test_a_fork_survives_its_source(sim: Simulation) -> None:

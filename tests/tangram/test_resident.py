@@ -109,12 +109,32 @@ def test_integrity_holds_under_any_order_of_operations(todo: list[tuple[str, str
         elif what == "evict" and (oldest := rows.oldest()):
             rows.take(oldest)
         rows.check_integrity()
-    assert rows.releasable() == sum(len(row.pages) for row in rows.rows())
+    assert rows.releasable() == sum(G.idle_pages(row.tokens) for row in rows.rows())
+
+
+@pytest.mark.parametrize("tokens", range(4, 80))
+def test_a_row_keeps_its_pages_at_their_places_and_nothing_else(tokens: int) -> None:
+    rows: ResidentRows = ResidentRows(G)
+    pages = list(range(1000, 1000 + G.pages(tokens)))
+    rows.add("a", pages, tokens, tokens, hashes("a", tokens))
+    (row,) = rows.rows()
+    for entry, page in enumerate(row.pages):
+        assert page in (None, pages[entry])
+    for length in row.targets:
+        needed = [*G.raw_entries(length), *range(G.ring_pages, G.resumed_pages(length))]
+        assert None not in [row.pages[entry] for entry in needed]
+    assert rows.releasable() == len(row.held()) == G.idle_pages(tokens)
+    assert sorted(rows.take(row)) == row.held()
 
 
 def test_broken_bookkeeping_is_reported() -> None:
-    rows: ResidentRows = ResidentRows(G)
-    add(rows, "a", 50)
-    rows.rows()[0].pages.pop()
-    with pytest.raises(CacheIntegrityError):
-        rows.check_integrity()
+    for harm in (
+        lambda row: row.pages.pop(),
+        lambda row: row.pages.insert(0, row.pages.pop()),
+        lambda row: row.pages.append(None),
+    ):
+        rows: ResidentRows = ResidentRows(G)
+        add(rows, "a", 50)
+        harm(rows.rows()[0])
+        with pytest.raises(CacheIntegrityError):
+            rows.check_integrity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -49,6 +50,29 @@ def test_a_page_with_several_owners_counts_once() -> None:
     assert [sequence.pages for sequence in snapshot.sequences] == [R + S, held + S, R + S]
     report = memory_report(snapshot, G, SHAPE, TangramConfig(), BUDGETS, 12.0)
     assert report["used_bytes"] == (2 * R + S + held) * G.page_bytes
+
+
+@pytest.mark.parametrize("n", [20, 639, 640, 650, 656, 700, 1999, 2000])
+def test_an_idle_conversation_counts_what_it_holds(n: int) -> None:
+    """Slot by slot: the tokens in the pages of its row, with holes, and those that are seen."""
+    last, pages = n // 16 * 16, itertools.count(1)
+    ring: list[int | None] = [None] * G.ring_entries(last)
+    for entry in G.held_entries(G.resumable(n, n)):
+        ring[entry] = next(pages)
+    sealed = [next(pages) for _ in range(G.ring_pages, G.resumed_pages(last))]
+    held = next(pages) - 1
+    assert held == G.idle_pages(n)
+    holding = Holding("idle", "resident", n, ring + sealed, 1.0, resumes_at=last)
+    snapshot = Occupancy([holding], 1000, 1000 - held, {}).snapshot(G)
+    assert snapshot.pages["resident"] == held
+    report = memory_report(snapshot, G, SHAPE, TangramConfig(), BUDGETS, 12.0)
+    for tier, keep in enumerate(G.keep):
+        first, chunks = G.raw_start(last), G.sealed(last - 1)
+        slots = sum(page is not None for page in ring[tier::2]) + chunks * keep // 16
+        layer, head = G.tiers[tier].heads[0]
+        assert report["heads"]["pages"][layer][head] == slots
+        assert report["heads"]["tokens_kept"][layer][head] == chunks * keep + len(range(first, last))
+        assert report["heads"]["waste"][layer][head] >= 0
 
 
 def test_the_snapshot_survives_json() -> None:
