@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -168,11 +169,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         }
         layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
         self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
-        own_layers = vllm_config.compilation_config.static_forward_context
-        impls = [own_layers[name].impl for name in layer_names]
-        self.wide = wide_steps(own, impls[0], vllm_config, self.layout, self.dtype, device)
-        for impl in impls:
-            impl.wide = self.wide
+        impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
+        self.wide = wide_steps(vllm_config, impl.num_heads, self.dtype, device)
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -209,25 +207,31 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         )
 
 
-def wide_steps(
-    own: runtime.Runtime,
-    impl: RaggedImpl,
-    vllm_config: VllmConfig,
-    layout: RaggedLayout,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> WideSteps:
-    """How this worker goes about steps that cross seal boundaries."""
-    scheduler = vllm_config.scheduler_config
-    tokens = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
-    native = implementation(device, dtype, layout.head_size) == "native"
+@cache
+def _wide_steps(instance: str, dtype: torch.dtype, kind: str, heads: int, tokens: int) -> WideSteps:
+    own, device = runtime.active(), torch.device(kind)
+    layout = runtime.kernel_layout(own.geometry)
+    wide = own.config.steps_wide(current_platform.is_cuda())
+    native = wide and implementation(device, dtype, layout.head_size) == "native"
     return WideSteps(
         layout,
-        (impl.num_heads, impl.num_kv_heads),
+        (heads, own.geometry.kv_heads),
         own.config.sink,
         staged_pages(layout, tokens, own.geometry.least_wide),
-        flash_version(device, dtype, layout.head_size) if native else None,
+        flash_version(device, dtype, layout) if native else None,
     )
+
+
+def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: torch.device) -> WideSteps:
+    """How this worker goes about steps that cross seal boundaries: one for all layers, from the first forward
+    pass on, by which vLLM measures memory before there is a cache.
+
+    Args:
+        heads: query heads of a layer.
+    """
+    scheduler = vllm_config.scheduler_config
+    tokens = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
+    return _wide_steps(vllm_config.instance_id, dtype, device.type, heads, tokens)
 
 
 class RaggedImpl(AttentionImpl[Any]):
@@ -267,7 +271,7 @@ class RaggedImpl(AttentionImpl[Any]):
         self.kv_cache_dtype = kv_cache_dtype
         self.soft_cap = float(logits_soft_cap or 0.0)
         self.sinks = sinks
-        self.wide: WideSteps | None = None
+        self.vllm_config = get_current_vllm_config()
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """The sinks, a weight of the model, as the kernels take them."""
@@ -294,8 +298,7 @@ class RaggedImpl(AttentionImpl[Any]):
             attn_metadata: None while vLLM profiles memory or warms up.
         """
         if attn_metadata is None:
-            if self.wide is not None:
-                self.wide.warm_up(query)
+            wide_steps(self.vllm_config, self.num_heads, query.dtype, query.device).warm_up(query)
             return output
         step = attn_metadata
         if step.capture is not None:
