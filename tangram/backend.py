@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 from vllm.config import get_current_vllm_config
@@ -207,19 +207,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         )
 
 
-@cache
-def _wide_steps(instance: str, dtype: torch.dtype, kind: str, heads: int, tokens: int) -> WideSteps:
-    own, device = runtime.active(), torch.device(kind)
-    layout = runtime.kernel_layout(own.geometry)
-    wide = own.config.steps_wide(current_platform.is_cuda())
-    native = wide and implementation(device, dtype, layout.head_size) == "native"
-    return WideSteps(
-        layout,
-        (heads, own.geometry.kv_heads),
-        own.config.sink,
-        staged_pages(layout, tokens, own.geometry.least_wide),
-        flash_version(device, dtype, layout) if native else None,
-    )
+_shared: WeakValueDictionary[tuple[Any, ...], WideSteps] = WeakValueDictionary()
+"""Held by the layers of an engine, and gone with them: they hold its cache."""
 
 
 def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: torch.device) -> WideSteps:
@@ -229,9 +218,23 @@ def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: 
     Args:
         heads: query heads of a layer.
     """
-    scheduler = vllm_config.scheduler_config
+    key = (vllm_config.instance_id, heads, dtype, device.type)
+    if (found := _shared.get(key)) is not None:
+        return found
+    own, scheduler = runtime.active(), vllm_config.scheduler_config
+    layout = runtime.kernel_layout(own.geometry)
     tokens = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
-    return _wide_steps(vllm_config.instance_id, dtype, device.type, heads, tokens)
+    native = own.config.steps_wide(current_platform.is_cuda()) and (
+        implementation(device, dtype, layout.head_size) == "native"
+    )
+    made = _shared[key] = WideSteps(
+        layout,
+        (heads, own.geometry.kv_heads),
+        own.config.sink,
+        staged_pages(layout, tokens, own.geometry.least_wide),
+        flash_version(device, dtype, layout) if native else None,
+    )
+    return made
 
 
 class RaggedImpl(AttentionImpl[Any]):
@@ -272,6 +275,7 @@ class RaggedImpl(AttentionImpl[Any]):
         self.soft_cap = float(logits_soft_cap or 0.0)
         self.sinks = sinks
         self.vllm_config = get_current_vllm_config()
+        self.wide: WideSteps | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """The sinks, a weight of the model, as the kernels take them."""
@@ -298,7 +302,9 @@ class RaggedImpl(AttentionImpl[Any]):
             attn_metadata: None while vLLM profiles memory or warms up.
         """
         if attn_metadata is None:
-            wide_steps(self.vllm_config, self.num_heads, query.dtype, query.device).warm_up(query)
+            if self.wide is None:
+                self.wide = wide_steps(self.vllm_config, self.num_heads, query.dtype, query.device)
+            self.wide.warm_up(query)
             return output
         step = attn_metadata
         if step.capture is not None:

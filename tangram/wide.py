@@ -144,7 +144,7 @@ class WideSteps:
     def of(
         self, bounds: Bounds, pool: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor
     ) -> WideStep | None:
-        """The step, if a request of it crosses a boundary. It goes part by part where it would stage more than
+        """The step, if a request of it crosses a boundary. It goes part by part if it would stage more than
         there is room for, as a step that our scheduler did not make may.
 
         Args:

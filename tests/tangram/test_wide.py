@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import warnings
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -309,6 +310,10 @@ def test_layers_take_it_before_anybody_builds_a_step(monkeypatch: pytest.MonkeyP
         least, raw = max(16, 64 // 4), -(-(64 + 32) // 16) + 1
         pages = 256 // 16 + 256 // least * raw
         assert taken == [(pages * 2 + 1) * 16 * 2 * 8] * times
+        kept = weakref.ref(layers[0].wide)
+        assert all(layer.wide is kept() for layer in layers)
+        del layers, layer
+        assert kept() is None, "an engine that ends leaves its memory behind"
 
 
 def test_a_buffer_out_of_a_tables_reach_is_said_and_done_without(
