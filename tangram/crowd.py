@@ -38,8 +38,8 @@ SHARE = 0.4
 FRESH = 60.0
 """Seconds for which a conversation is taken to be active after its last answer."""
 
-LOOK_UPS = 8192
-"""Pages of prompts that are looked up at a step, about a millisecond: the others' turn comes at the next."""
+LOOK_UPS = 4096
+"""Pages of prompts that are looked up at a step, half a millisecond; the others wait for the next one."""
 
 
 class Crowd:
