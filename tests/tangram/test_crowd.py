@@ -153,6 +153,24 @@ def test_who_may_not_read_the_cache_does_not_return_to_a_row(make: Make) -> None
     sim.close()
 
 
+def test_nobody_returns_to_a_row_whose_window_blocks_are_gone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In models with sliding-window layers it is not offered: whoever wants it computes all again."""
+    sim = make(2000, max_num_seqs=1)
+    sim.add("old", tokens(1, 150), 4)
+    sim.run()
+    sim.add("runs", tokens(9, 30), 30)
+    sim.step()
+    monkeypatch.setattr(sim.manager.windows, "blocks_at", lambda *_: None)
+    sim.add("long", tokens(2, 150), 4)
+    sim.add("comes again", tokens(1, 150) + sim.outputs["old"] + tokens(3, 20), 4)
+    sim.step()
+    assert [r.request_id for r in sim.scheduler.waiting] == ["long", "comes again"]
+    sim.run()
+    sim.close()
+
+
 def test_rows_are_looked_up_a_few_at_a_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands may have long prompts and begin to be a crowd at once."""
     monkeypatch.setattr(crowd, "LOOK_UPS", 100)
