@@ -8,7 +8,8 @@ nobody. So once a request has waited for a while, the engine is crowded, and unt
 - requests whose row is still there, and short ones, are admitted first: they cost a few tokens instead of a
   whole history;
 - any other that would have to evict a conversation that was active lately waits, as long as what runs holds
-  its share of the cache, so that rows last until their users are back;
+  its share of the cache, so that rows last until their users are back. That holds only while users do come
+  back: rows that nobody returns to are not worth waiting for, and waiting would keep the engine crowded;
 - nobody is passed for longer than ``PATIENCE``: who waited that long goes first and may evict.
 """
 
@@ -37,6 +38,9 @@ SHARE = 0.4
 
 FRESH = 60.0
 """Seconds for which a conversation is taken to be active after its last answer."""
+
+RETURNING = 0.5
+"""Share of the requests of late that must have come back to a conversation for others to wait for room."""
 
 LOOK_UPS = 4096
 """Pages of prompts that are looked up at a step, half a millisecond; the others wait for the next one."""
@@ -86,6 +90,9 @@ class Crowd:
         if not self.crowded or request is None or request.num_tokens <= CHEAP:
             return False
         if self._clock() - request.arrival_time > PATIENCE:
+            return False
+        returns = self._manager.returns
+        if sum(returns) < RETURNING * max(1, len(returns)):
             return False
         pool, running = self._manager.block_pool, self._manager.req_to_blocks
         if not running or missing <= pool.get_num_free_blocks() + self._manager.room.stale(FRESH):

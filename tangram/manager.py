@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,9 @@ from tangram.telemetry import CacheSnapshot
 
 CHECK_VARIABLE = "TANGRAM_CHECK_INTEGRITY"
 """Set to 1 to verify the whole bookkeeping at every step (tests do; it costs time)."""
+
+LATELY = 32
+"""Of so many admitted requests it is remembered whether they came back to a conversation."""
 
 COUNTERS = (
     "takeovers",
@@ -62,6 +66,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self.live: dict[str, Live] = {}
         self.final_length: Callable[[str], int] = lambda request_id: 0  # the most that a request can hold
         self.defers: Callable[[str, int, int], bool] = lambda *_: False  # see tangram.crowd
+        self.returns: deque[bool] = deque(maxlen=LATELY)  # whether requests came back to a conversation
         self._offers = Offers(self.geometry, self.block_pool, self.resident, self.live, self.req_to_blocks)
         self._prefixes = PrefixWatch()
         self._offer: Offer | None = None
@@ -133,6 +138,7 @@ class RaggedManager(SingleTypeKVCacheManager):
             self._step,
             slots=offer.length,
             resumed=offer.length,
+            returned=not offer.forks,
             raw_from=self._raw_from(offer),
             next_prefix=self.geometry.sealed(offer.length),
         )
@@ -377,6 +383,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         """Was this a conversation that had been evicted?"""
         hashes = self._offers.hashes(request)
         again = self.room.lost.returned(hashes, self.geometry.page_tokens, live.resumed)
+        if not request.num_preemptions:
+            self.returns.append(live.returned or again > 0)
         self.counters["misses"] += again > 0
         self.counters["reprefilled_tokens"] += max(0, again)
 

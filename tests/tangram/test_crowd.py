@@ -100,8 +100,11 @@ def test_a_queue_of_priorities_keeps_its_order(make: Make) -> None:
     sim.close()
 
 
-def test_nobody_waits_for_others_in_a_queue_of_priorities(make: Make) -> None:
+def test_nobody_waits_for_others_in_a_queue_of_priorities(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is first there would hold up all behind him, as nobody is passed."""
+    monkeypatch.setattr(crowd, "RETURNING", 0.0)
     sim = make(G.pages(LENGTH) + 60, scheduling_policy="priority", max_num_seqs=4)
     for index in range(6):
         sim.add(f"idle{index}", tokens(index, 120), 2)
@@ -111,6 +114,41 @@ def test_nobody_waits_for_others_in_a_queue_of_priorities(make: Make) -> None:
     sim.add("first", tokens(21, 200), 2)
     sim.step()
     assert "first" in sim.worker.requests
+    sim.run()
+    sim.close()
+
+
+@pytest.mark.parametrize("return_too", [False, True])
+def test_a_burst_makes_no_lasting_crowd_of_those_who_come_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, return_too: bool
+) -> None:
+    """New prompts that would fit, were the rows of the others evicted, wait for these only if their users come
+    back. Or each would wait as long as it may, and thereby make the crowd for which the next one waits."""
+    monkeypatch.setattr(crowd, "CALM", 1.0)
+    sim = make(10 * G.pages(340), max_num_seqs=32, max_num_batched_tokens=1000)
+    now, serial, began = 0.0, 0, 0
+    sim.scheduler._crowd._clock = lambda: now
+    waited: dict[str, float] = {}
+    monkeypatch.setattr(crowd, "RETURNING", 0.0 if return_too else crowd.RETURNING)
+
+    def ask() -> None:
+        nonlocal serial
+        sim.add(str(serial), tokens(serial, 300), 40)
+        sim.scheduler.requests[str(serial)].arrival_time = waited[str(serial)] = now
+        serial += 1
+
+    for _ in range(20):
+        ask()
+    for step in range(600):
+        now += 0.1
+        if step % 8 == 0:
+            ask()
+        sim.step()
+        while str(began) in sim.cached:
+            waited[str(began)] = now - waited[str(began)]
+            began += 1
+    late = [waited[str(index)] for index in range(began - 20, began)]
+    assert (min(late) > crowd.PATIENCE - 1) if return_too else (max(late) < 1.0)
     sim.run()
     sim.close()
 
@@ -133,9 +171,12 @@ def test_within_a_turn_the_order_is_that_of_arrival(make: Make) -> None:
     sim.close()
 
 
-def test_who_may_not_read_the_cache_does_not_return_to_a_row(make: Make) -> None:
+def test_who_may_not_read_the_cache_does_not_return_to_a_row(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompt logprobs need every token computed. First in the queue, such a request would wait for room, and
     all who do return behind it."""
+    monkeypatch.setattr(crowd, "RETURNING", 0.0)
     sim = make(G.pages(LENGTH) + 60, max_num_seqs=4)
     for index in range(4):
         sim.add(f"old{index}", tokens(index, 120), 2)
@@ -216,6 +257,7 @@ def test_a_conversation_that_was_idle_for_long_makes_room(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its user is taken to be gone: what waits does not wait for it."""
+    monkeypatch.setattr(crowd, "RETURNING", 0.0)
     deferred = {}
     for fresh in (60.0, 0.0):
         monkeypatch.setattr(crowd, "FRESH", fresh)
