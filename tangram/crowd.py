@@ -8,8 +8,8 @@ nobody. So once a request has waited for a while, the engine is crowded, and unt
 - requests whose row is still there, and short ones, are admitted first: they cost a few tokens instead of a
   whole history;
 - any other that would have to evict a conversation that was active lately waits, as long as what runs holds
-  its share of the cache, so that rows last until their users are back. That holds only while users do come
-  back: rows that nobody returns to are not worth waiting for, and waiting would keep the engine crowded;
+  its share of the cache, so that rows last until their users are back. That holds only while users do find
+  theirs: other rows are not worth waiting for, and waiting for them would keep the engine crowded;
 - nobody is passed for longer than ``PATIENCE``: who waited that long goes first and may evict.
 """
 
@@ -39,8 +39,8 @@ SHARE = 0.4
 FRESH = 60.0
 """Seconds for which a conversation is taken to be active after its last answer."""
 
-RETURNING = 0.5
-"""Share of the requests of late that must have come back to a conversation for others to wait for room."""
+RETURNING = 0.25
+"""Share of the requests of late that must have found their conversation for others to wait for room."""
 
 LOOK_UPS = 4096
 """Pages of prompts that are looked up at a step, half a millisecond; the others wait for the next one."""

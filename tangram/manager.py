@@ -37,7 +37,7 @@ CHECK_VARIABLE = "TANGRAM_CHECK_INTEGRITY"
 """Set to 1 to verify the whole bookkeeping at every step (tests do; it costs time)."""
 
 LATELY = 32
-"""Of so many admitted requests it is remembered whether they came back to a conversation."""
+"""Of so many admitted requests it is remembered whether they took over a conversation's row."""
 
 COUNTERS = (
     "takeovers",
@@ -66,7 +66,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self.live: dict[str, Live] = {}
         self.final_length: Callable[[str], int] = lambda request_id: 0  # the most that a request can hold
         self.defers: Callable[[str, int, int], bool] = lambda *_: False  # see tangram.crowd
-        self.returns: deque[bool] = deque(maxlen=LATELY)  # whether requests came back to a conversation
+        self.returns: deque[bool] = deque(maxlen=LATELY)  # whether requests found their conversation
         self._offers = Offers(self.geometry, self.block_pool, self.resident, self.live, self.req_to_blocks)
         self._prefixes = PrefixWatch()
         self._offer: Offer | None = None
@@ -384,7 +384,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         hashes = self._offers.hashes(request)
         again = self.room.lost.returned(hashes, self.geometry.page_tokens, live.resumed)
         if not request.num_preemptions:
-            self.returns.append(live.returned or again > 0)
+            self.returns.append(live.returned)
         self.counters["misses"] += again > 0
         self.counters["reprefilled_tokens"] += max(0, again)
 

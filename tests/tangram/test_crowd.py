@@ -122,7 +122,7 @@ def test_nobody_waits_for_others_in_a_queue_of_priorities(
 def test_a_burst_makes_no_lasting_crowd_of_those_who_come_once(
     make: Make, monkeypatch: pytest.MonkeyPatch, return_too: bool
 ) -> None:
-    """New prompts that would fit, were the rows of the others evicted, wait for these only if their users come
+    """New prompts that would fit, were the others' rows evicted, wait for these only if their users come
     back. Or each would wait as long as it may, and thereby make the crowd for which the next one waits."""
     monkeypatch.setattr(crowd, "CALM", 1.0)
     sim = make(10 * G.pages(340), max_num_seqs=32, max_num_batched_tokens=1000)
