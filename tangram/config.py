@@ -103,7 +103,7 @@ HELP = {
     "resident_share": "the most of the cache that idle conversations may hold, above 0 up to 1",
     "returning_first": "on: when requests have to wait, short ones and those of conversations that are still "
     "in the cache go first, for 15 seconds at most, and conversations that were active lately are kept; off: "
-    "all go strictly in the order of arrival",
+    "all go strictly in the order of arrival. Under vLLM's --scheduling-policy priority it is always off",
     "wide_steps": "on: a prefill step may span several chunks, which are sealed inside the layers; off: "
     "steps end wherever a chunk is sealed; auto: on where there is a GPU and the scorer allows it",
     "profile": "file of calibrated head budgets; without one all heads get the same",

@@ -8,22 +8,26 @@ nobody. So once a request has waited for a while, the engine is crowded, and unt
 - requests whose row is still there, and short ones, are admitted first: they cost a few tokens instead of a
   whole history;
 - any other that would have to evict a conversation that was active lately waits, as long as what runs holds
-  its share of the cache, so that rows last until their users are back;
+  its share of the cache, so that rows last until their users are back. That holds only while users do find
+  theirs: other rows are not worth waiting for, and waiting for them would keep the engine crowded. Where many
+  come back in vain it is tried for a while, and again after a pause if that did not help;
 - nobody is passed for longer than ``PATIENCE``: who waited that long goes first and may evict.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, RequestQueue
 from vllm.v1.request import Request
 
+from tangram.live import Return
 from tangram.manager import RaggedManager
 from tangram.resident import Row
 
-CALM = 1.0
+CALM = 2.0
 """Seconds that a request may wait before the engine counts as crowded."""
 
 PATIENCE = 15.0
@@ -38,8 +42,17 @@ SHARE = 0.4
 FRESH = 60.0
 """Seconds for which a conversation is taken to be active after its last answer."""
 
-LOOK_UPS = 8192
-"""Pages of prompts that are looked up at a step, about a millisecond: the others' turn comes at the next."""
+RETURNING = 0.25
+"""Share of the requests of late that must have found their conversation for others to wait for room."""
+
+IN_VAIN = 0.5
+"""Share of them that must have come back, in vain or not, for a trial."""
+
+TRIAL, PAUSE = 20.0, 60.0
+"""Seconds that others wait for room although few users find their conversation, and until the next trial."""
+
+LOOK_UPS = 4096
+"""Pages of prompts that are looked up at a step, half a millisecond; the others wait for the next one."""
 
 
 class Crowd:
@@ -60,6 +73,7 @@ class Crowd:
         self._requests = requests
         self._clock = clock
         self._rows: dict[str, Row | None] = {}
+        self._tried = -math.inf
         self.crowded = False
 
     def arrange(self, waiting: RequestQueue) -> None:
@@ -85,13 +99,26 @@ class Crowd:
         request = self._requests.get(request_id)
         if not self.crowded or request is None or request.num_tokens <= CHEAP:
             return False
-        if self._clock() - request.arrival_time > PATIENCE:
+        if self._clock() - request.arrival_time > PATIENCE or not self._worth_it():
             return False
         pool, running = self._manager.block_pool, self._manager.req_to_blocks
         if not running or missing <= pool.get_num_free_blocks() + self._manager.room.stale(FRESH):
             return False
         held = sum(len(row) for row in running.values())
         return held + needed > SHARE * pool.num_gpu_blocks
+
+    def _worth_it(self) -> bool:
+        """Whether enough users find their conversation, or might if others waited."""
+        lately = self._manager.returns
+        count, found = max(1, len(lately)), lately.count(Return.FOUND)
+        if found >= RETURNING * count:
+            return True
+        if found + lately.count(Return.IN_VAIN) < IN_VAIN * count:
+            return False
+        now = self._clock()
+        if now > self._tried + TRIAL + PAUSE:
+            self._tried = now
+        return now <= self._tried + TRIAL
 
     def _look_up(self, waiting: Iterable[Request]) -> None:
         """Find the row of each request that is new, and forget those of requests that are not waiting."""

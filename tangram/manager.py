@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ from vllm.v1.request import Request
 from tangram import integrity
 from tangram.errors import CacheIntegrityError
 from tangram.hybrid import ByPool, Windows
-from tangram.live import Live
+from tangram.live import Live, Return
 from tangram.occupancy import Holding, Occupancy
 from tangram.offers import Offer, Offers
 from tangram.resident import ResidentRows, Row
@@ -35,6 +36,9 @@ from tangram.telemetry import CacheSnapshot
 
 CHECK_VARIABLE = "TANGRAM_CHECK_INTEGRITY"
 """Set to 1 to verify the whole bookkeeping at every step (tests do; it costs time)."""
+
+LATELY = 32
+"""Of so many admitted requests it is remembered whether they took over a conversation's row."""
 
 COUNTERS = (
     "takeovers",
@@ -63,6 +67,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         self.live: dict[str, Live] = {}
         self.final_length: Callable[[str], int] = lambda request_id: 0  # the most that a request can hold
         self.defers: Callable[[str, int, int], bool] = lambda *_: False  # see tangram.crowd
+        self.returns: deque[Return] = deque(maxlen=LATELY)  # what was admitted of late
         self._offers = Offers(self.geometry, self.block_pool, self.resident, self.live, self.req_to_blocks)
         self._prefixes = PrefixWatch()
         self._offer: Offer | None = None
@@ -134,6 +139,7 @@ class RaggedManager(SingleTypeKVCacheManager):
             self._step,
             slots=offer.length,
             resumed=offer.length,
+            returned=not offer.forks,
             raw_from=self._raw_from(offer),
             next_prefix=self.geometry.sealed(offer.length),
         )
@@ -384,6 +390,9 @@ class RaggedManager(SingleTypeKVCacheManager):
         """Was this a conversation that had been evicted?"""
         hashes = self._offers.hashes(request)
         again = self.room.lost.returned(hashes, self.geometry.page_tokens, live.resumed)
+        if not request.num_preemptions:
+            came_back = Return.IN_VAIN if again else Return.NONE
+            self.returns.append(Return.FOUND if live.returned else came_back)
         self.counters["misses"] += again > 0
         self.counters["reprefilled_tokens"] += max(0, again)
 

@@ -204,9 +204,11 @@ def main(folder: str) -> dict[str, Any]:
             run = f"wide{len(names)}"
             result[run] = driver.conversation(names)
             apart[run] = float((driver.states - states).abs().max())
-        with driver.steps_of(100):
-            result["wide100"] = driver.conversation(["a"], forget=True)
-            apart["wide100"] = float((driver.states - states).abs().max())
+        for budget in (95, 96, 97, 100):  # the first boundary is at 96
+            with driver.steps_of(budget):
+                run = f"wide_by_{budget}"
+                result[run] = driver.conversation(["a"], forget=True)
+                apart[run] = float((driver.states - states).abs().max())
         result["wide_prefixes"] = prefixes(driver, "guide")
     result["apart"] = apart
     result["recomputed"] = driver.conversation(["a"], forget=True)

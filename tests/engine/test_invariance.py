@@ -44,10 +44,11 @@ def test_tokens_and_kept_positions_are_those_of_the_conversation_alone(
     assert any(positions != sorted(positions) or len(positions) < 64 for positions in kept(alone)["0"])
 
 
-@pytest.mark.parametrize("run", ["wide1", "wide3", "wide100"])
+@pytest.mark.parametrize("run", ["wide1", "wide3", *(f"wide_by_{budget}" for budget in (95, 96, 97, 100))])
 def test_steps_that_cross_seal_boundaries_change_nothing(runs: dict[str, Any], run: str) -> None:
-    """Alone, beside two others, and recomputed in steps of 100 tokens: the same answers, and the same keys
-    and values in every sealed page, up to the rounding of matrix products of another size."""
+    """Alone, beside two others, and recomputed in steps of so many tokens, which end before, on and behind
+    boundaries: the same answers, and the same keys and values in every sealed page, up to the rounding of
+    matrix products of another size."""
     assert [turn["answer"] for turn in runs[run]] == [turn["answer"] for turn in runs["alone"]]
     assert runs["apart"][run] < 1e-4
     assert len(kept(runs[run])) < len(kept(runs["alone"])), "chunks were sealed inside the layers"

@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 
     from tangram import crowd
+    from tangram.live import Return
 from tests.tangram.simulation import GEOMETRY as G
 from tests.tangram.simulation import Simulation, vllm_config
 from tests.tangram.test_residency import LENGTH, drive, tokens
@@ -40,9 +41,11 @@ def always_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowd, "CHEAP", 0)
 
 
-def closed_loop(sim: Simulation, clients: int, turns: int) -> float:
+def closed_loop(
+    sim: Simulation, clients: int, turns: int, then: Callable[[], None] = lambda: None, after: int = 0
+) -> float:
     """Clients who each ask the next turn as soon as they have their answer. The share of tokens of later
-    turns that was still in the cache."""
+    turns that was in the cache; once all have had ``after`` turns, ``then`` is called, and it counts."""
     contexts = {client: tokens(client, 120) for client in range(clients)}
     done = dict.fromkeys(contexts, 0)
     hit = asked = 0
@@ -54,10 +57,12 @@ def closed_loop(sim: Simulation, clients: int, turns: int) -> float:
         ask(client)
     while any(turn < turns for turn in done.values()):
         sim.step()
+        if min(done.values()) >= after:
+            then()
         for client, turn in done.items():
             name = f"{client}.{turn}"
             if turn < turns and name in sim.finished:
-                if turn:
+                if turn and min(done.values()) >= after:
                     hit, asked = hit + sim.cached[name], asked + len(contexts[client])
                 contexts[client] = contexts[client] + sim.outputs[name] + tokens(100 * client + turn, 20)
                 done[client] += 1
@@ -75,6 +80,37 @@ def test_in_a_crowd_rows_last_until_their_users_return(make: Make) -> None:
         shares[order] = closed_loop(sim, clients=12, turns=8)
         sim.close()
     assert shares["on"] > shares["off"] + 0.2, shares
+
+
+def test_rows_that_nobody_found_any_more_are_found_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strict order has come to the point where each comes back in vain; then it is given up."""
+    monkeypatch.setattr(crowd, "CALM", 1e9)
+    sim = make(6 * G.pages(300), max_num_seqs=16)
+    assert closed_loop(sim, clients=16, turns=4) < 0.1
+    sim.close()
+    sim = make(6 * G.pages(300), max_num_seqs=16)
+    crowded = lambda: monkeypatch.setattr(crowd, "CALM", -1.0)  # noqa: E731
+    assert closed_loop(sim, clients=16, turns=8, then=crowded, after=4) > 0.4
+    sim.close()
+
+
+def test_a_trial_that_does_not_help_ends_and_is_made_again_after_a_pause(make: Make) -> None:
+    sim = make(2000)
+    now = 100.0
+    watch = sim.scheduler._crowd
+    watch._clock = lambda: now
+    assert not watch._worth_it(), "nothing is known"
+    sim.manager.returns.extend([Return.IN_VAIN] * 20 + [Return.NONE] * 12)
+    judged = {}
+    for now in (100.0, 119.0, 121.0, 179.0, 181.0, 200.0, 202.0):
+        judged[now] = watch._worth_it()
+    assert [at for at, worth in judged.items() if worth] == [100.0, 119.0, 181.0, 200.0]
+    sim.manager.returns.extend([Return.FOUND] * 8)
+    assert watch._worth_it(), "it helps"
+    sim.manager.returns.extend([Return.NONE] * 30)
+    now = 1000.0
+    assert not watch._worth_it(), "nobody comes back"
+    sim.close()
 
 
 def test_nobody_is_passed_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +136,11 @@ def test_a_queue_of_priorities_keeps_its_order(make: Make) -> None:
     sim.close()
 
 
-def test_nobody_waits_for_others_in_a_queue_of_priorities(make: Make) -> None:
+def test_nobody_waits_for_others_in_a_queue_of_priorities(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is first there would hold up all behind him, as nobody is passed."""
+    monkeypatch.setattr(crowd, "RETURNING", 0.0)
     sim = make(G.pages(LENGTH) + 60, scheduling_policy="priority", max_num_seqs=4)
     for index in range(6):
         sim.add(f"idle{index}", tokens(index, 120), 2)
@@ -111,6 +150,41 @@ def test_nobody_waits_for_others_in_a_queue_of_priorities(make: Make) -> None:
     sim.add("first", tokens(21, 200), 2)
     sim.step()
     assert "first" in sim.worker.requests
+    sim.run()
+    sim.close()
+
+
+@pytest.mark.parametrize("return_too", [False, True])
+def test_a_burst_makes_no_lasting_crowd_of_those_who_come_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, return_too: bool
+) -> None:
+    """New prompts that would fit, were the others' rows evicted, wait for these only if their users come
+    back. Or each would wait as long as it may, and thereby make the crowd for which the next one waits."""
+    monkeypatch.setattr(crowd, "CALM", 1.0)
+    sim = make(8 * G.pages(340), max_num_seqs=32, max_num_batched_tokens=1000)
+    now, serial, began = 0.0, 0, 0
+    sim.scheduler._crowd._clock = lambda: now
+    waited: dict[str, float] = {}
+    monkeypatch.setattr(crowd, "RETURNING", 0.0 if return_too else crowd.RETURNING)
+
+    def ask() -> None:
+        nonlocal serial
+        sim.add(str(serial), tokens(serial, 300), 40)
+        sim.scheduler.requests[str(serial)].arrival_time = waited[str(serial)] = now
+        serial += 1
+
+    for _ in range(20):
+        ask()
+    for step in range(600):
+        now += 0.1
+        if step % 8 == 0:
+            ask()
+        sim.step()
+        while str(began) in sim.cached:
+            waited[str(began)] = now - waited[str(began)]
+            began += 1
+    late = [waited[str(index)] for index in range(began - 20, began)]
+    assert (min(late) > crowd.PATIENCE - 1) if return_too else (max(late) < 1.0)
     sim.run()
     sim.close()
 
@@ -133,9 +207,12 @@ def test_within_a_turn_the_order_is_that_of_arrival(make: Make) -> None:
     sim.close()
 
 
-def test_who_may_not_read_the_cache_does_not_return_to_a_row(make: Make) -> None:
+def test_who_may_not_read_the_cache_does_not_return_to_a_row(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompt logprobs need every token computed. First in the queue, such a request would wait for room, and
     all who do return behind it."""
+    monkeypatch.setattr(crowd, "RETURNING", 0.0)
     sim = make(G.pages(LENGTH) + 60, max_num_seqs=4)
     for index in range(4):
         sim.add(f"old{index}", tokens(index, 120), 2)
@@ -149,6 +226,24 @@ def test_who_may_not_read_the_cache_does_not_return_to_a_row(make: Make) -> None
     sim.step()
     assert sim.cached.get("returns", 0) > 0
     assert "all" not in sim.worker.requests
+    sim.run()
+    sim.close()
+
+
+def test_nobody_returns_to_a_row_whose_window_blocks_are_gone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In models with sliding-window layers it is not offered: whoever wants it computes all again."""
+    sim = make(2000, max_num_seqs=1)
+    sim.add("old", tokens(1, 150), 4)
+    sim.run()
+    sim.add("runs", tokens(9, 30), 30)
+    sim.step()
+    monkeypatch.setattr(sim.manager.windows, "blocks_at", lambda *_: None)
+    sim.add("long", tokens(2, 150), 4)
+    sim.add("comes again", tokens(1, 150) + sim.outputs["old"] + tokens(3, 20), 4)
+    sim.step()
+    assert [r.request_id for r in sim.scheduler.waiting] == ["long", "comes again"]
     sim.run()
     sim.close()
 
@@ -198,6 +293,7 @@ def test_a_conversation_that_was_idle_for_long_makes_room(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its user is taken to be gone: what waits does not wait for it."""
+    monkeypatch.setattr(crowd, "RETURNING", 0.0)
     deferred = {}
     for fresh in (60.0, 0.0):
         monkeypatch.setattr(crowd, "FRESH", fresh)

@@ -52,6 +52,7 @@ class FakeRequest:
     request_id: str
     tokens: list[Any]
     num_computed_tokens: int = 0
+    num_preemptions: int = 0
     sealed: dict[int, list[int]] = field(default_factory=dict)
 
     @property
