@@ -149,6 +149,8 @@ def prepared(model: Path, folder: Path) -> Path:
 
     made = folder / "expanded"
     made.mkdir()
+    # The package gguf imports this one where it is, and fails where it is incomplete; it is not needed here.
+    sys.modules.setdefault("mistral_common", None)  # type: ignore[arg-type]
     expand(model, made)
     return made
 
