@@ -11,6 +11,8 @@ does, the part of this between graphs (where the host can be late; the rest is b
 and the share of kernel time that is the plugin's. "host gap" sets the kernels against the step without the
 profiler, which by itself makes steps longer. Lengths should leave room before the next seal boundary, or one
 step of all also seals.
+
+Then one prompt of each length of --prompts is profiled: what share of its kernels' time is sealing.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import ENGINES, answers_channel, child, device, earlier, engine_options, write_json, write_model
-from steps import profile_of
+from steps import prefill_of, profile_of
 
 WARM = 8
 """Steps of pure decoding before those that are timed."""
@@ -64,6 +66,7 @@ def worker(job: dict[str, Any]) -> None:
         settle()
         return (time.perf_counter() - begin) / steps
 
+    activities = [torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU]
     serial = 0
     for conversations, length in job["cases"]:
         total = 3 * (WARM + job["steps"]) + conversations * (length // 512 + 2)
@@ -86,7 +89,6 @@ def worker(job: dict[str, Any]) -> None:
         timed(WARM)
         lengths = [request.num_tokens for request in scheduler.running]
         plain = timed(job["steps"])
-        activities = [torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities) as profiler:
             profiled = timed(job["steps"])
         with tempfile.TemporaryDirectory() as folder:
@@ -110,6 +112,26 @@ def worker(job: dict[str, Any]) -> None:
         settle()
         llm.reset_prefix_cache()
 
+    def read(length: int, salt: int) -> None:
+        tokens = [(salt * 7919 + i * 104729) % 4000 for i in range(length)]
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
+
+    for length in job["prompts"]:
+        read(length, 1)
+        settle()
+        llm.reset_prefix_cache()
+        with torch.profiler.profile(activities=activities) as profiler:
+            read(length, 2)
+            settle()
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder, "trace.json")
+            profiler.export_chrome_trace(str(trace))
+            prefill = prefill_of(json.loads(trace.read_text(encoding="utf-8")))
+        print(
+            json.dumps({"tokens": length, "prefill": prefill, "device": device()}), file=answers, flush=True
+        )
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -119,6 +141,7 @@ def main() -> None:
         "--engines", nargs="+", default=["stock", "tangram 1.0", "tangram 0.25"], choices=ENGINES
     )
     parser.add_argument("--cases", nargs="+", default=["16x8192", "64x2048"])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[32768], help="lengths, in tokens")
     parser.add_argument("--steps", type=int, default=40, help="timed, and profiled, in each case")
     parser.add_argument("--kv-gib", type=float, default=32.0, help="GiB of KV cache")
     parser.add_argument("--max-model-len", type=int, default=40960)
@@ -134,6 +157,7 @@ def main() -> None:
         return
     if arguments.tiny:
         arguments.kv_gib, arguments.max_model_len, arguments.cases = 0.01, 2048, ["4x600", "2x900"]
+        arguments.prompts = [900]
     cases = [tuple(int(part) for part in case.split("x")) for case in arguments.cases]
     rows = earlier(arguments.json, arguments.join, "cases", arguments.engines)
     columns = ("case", "plain us", "step us", "busy us", "gap", "between", "host gap", "kernels", "ours")
@@ -146,6 +170,7 @@ def main() -> None:
                 "model": folder,
                 "profile": None if arguments.uniform else str(Path(folder, "profile.json")),
                 "cases": cases,
+                "prompts": arguments.prompts,
                 "steps": arguments.steps,
                 "kv_gib": arguments.kv_gib,
                 "max_model_len": arguments.max_model_len,
@@ -157,8 +182,27 @@ def main() -> None:
                 write_json(arguments.json, "gpu_steps", vars(arguments), cases=rows)
 
 
+def print_prefill(row: dict[str, Any]) -> None:
+    """One prompt, and its kernels by time below it."""
+    figures = row["prefill"]
+    line = f"{row['engine']:<14}{'prompt':>5} {row['tokens']:<6}"
+    if figures is None:
+        print(line + "   no kernel in the profile", flush=True)
+        return
+    print(
+        f"{line} wall {figures['wall_us']:.0f} us, busy {figures['busy_us']:.0f} us, "
+        f"sealing {figures['sealing']:.2%} of the kernels' time"
+    )
+    for kernel in figures["top"]:
+        print(f"    {kernel['us']:9.0f} us {kernel['count']:7}x  {kernel['name'][:90]}")
+    print(end="", flush=True)
+
+
 def print_row(row: dict[str, Any]) -> None:
     """One case, and its kernels by time below it."""
+    if "prefill" in row:
+        print_prefill(row)
+        return
     line = f"{row['engine']:<14}{row['conversations']:>5}x{row['tokens']:<5}{row['plain_step_us']:>11.0f}"
     figures = row["profile"]
     if figures is None:

@@ -14,6 +14,10 @@ OURS = re.compile(r"tangram|\b(append|decode|prefill|merge|plan|seal)_kernel\b")
 """Names of the plugin's kernels."""
 
 
+SEALS = re.compile(r"\bseal_kernel\b")
+"""Those of them that seal chunks."""
+
+
 def union(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of what (start, end) intervals cover together."""
     total, reached = 0.0, float("-inf")
@@ -36,6 +40,27 @@ def graph_launches(work: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
         if len(events) > 1
     ]
     return sorted(spans)
+
+
+def prefill_of(trace: dict[str, Any], top: int = 12) -> dict[str, Any] | None:
+    """Figures of a prefill in a Chrome trace: wall and busy time in microseconds, the share of the kernels'
+    time that is sealing, and the kernels by time; None if no kernel is in it."""
+    work = [event for event in trace["traceEvents"] if event.get("cat") in WORK and event.get("ph") == "X"]
+    if not work:
+        return None
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for event in work:
+        kernels[event["name"]].append(event["dur"])
+    ranked = sorted(kernels.items(), key=lambda item: -sum(item[1]))
+    total = sum(event["dur"] for event in work)
+    spans = [(event["ts"], event["ts"] + event["dur"]) for event in work]
+    return {
+        "wall_us": max(end for _, end in spans) - min(start for start, _ in spans),
+        "busy_us": union(spans),
+        "kernels_us": total,
+        "sealing": sum(sum(times) for name, times in ranked if SEALS.search(name)) / total,
+        "top": [{"name": name, "us": sum(times), "count": len(times)} for name, times in ranked[:top]],
+    }
 
 
 def profile_of(trace: dict[str, Any], steps: int, skip: int = 2, top: int = 12) -> dict[str, Any] | None:

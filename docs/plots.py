@@ -181,7 +181,7 @@ def prompts(data: Data) -> Figures:
 
 def steps(data: Data) -> Figures:
     """What a decode step's time goes to."""
-    rows = [row for row in data["cases"] if row["profile"]]
+    rows = [row for row in data["cases"] if row.get("profile")]
     if not rows:
         return {}
     made = figure(

@@ -129,9 +129,14 @@ def staged_pages(layout: RaggedLayout, tokens: int, least: int) -> int:
     return -(-tokens // size) + requests * (-(-(layout.chunk + layout.window) // size) + 1)
 
 
-def new_room(pool: torch.Tensor, elements: int) -> torch.Tensor:
-    """Memory of the pool's type on its device."""
-    return torch.empty(elements, dtype=pool.dtype, device=pool.device)
+def new_room(like: torch.Tensor, elements: int) -> torch.Tensor:
+    """Memory of a tensor's type on its device."""
+    return torch.empty(elements, dtype=like.dtype, device=like.device)
+
+
+def staging_room(like: torch.Tensor, layout: RaggedLayout, kv_heads: int, pages: int) -> torch.Tensor:
+    """Memory for so many staged pages, wherever in it they will begin."""
+    return new_room(like, (pages * kv_heads + 1) * layout.page_tokens * 2 * layout.head_size)
 
 
 class Sequences:
@@ -141,19 +146,26 @@ class Sequences:
         pool: ``[P, G, B, 2 * D]``.
         query_heads, kv_heads: of a layer.
         pages: staged ones, see :func:`staged_pages`.
+        room: memory for them, from :func:`staging_room`, where there is some already.
 
     Raises:
         KernelError: no table of 32-bit numbers reaches from the pool to a buffer of ours.
     """
 
     def __init__(
-        self, pool: torch.Tensor, layout: RaggedLayout, query_heads: int, kv_heads: int, pages: int
+        self,
+        pool: torch.Tensor,
+        layout: RaggedLayout,
+        query_heads: int,
+        kv_heads: int,
+        pages: int,
+        room: torch.Tensor | None = None,
     ) -> None:
         check_pool(pool, layout)
         self.pool, self.layout, self.kv_heads = pool, layout, kv_heads
         self.group = query_heads // kv_heads
         slot, item = layout.page_tokens * 2 * layout.head_size, pool.element_size()
-        room = new_room(pool, (pages * kv_heads + 1) * slot)
+        room = staging_room(pool, layout, kv_heads, pages) if room is None else room
         # Where the staged pages begin is ours to choose: at a whole number of slots from the pool, so that
         # only the pages' own padding keeps the unit below a slot.
         apart = (room.data_ptr() - pool.data_ptr()) // item

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 from vllm.config import get_current_vllm_config
@@ -168,11 +169,8 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         }
         layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
         self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
-        own_layers = vllm_config.compilation_config.static_forward_context
-        impls = [own_layers[name].impl for name in layer_names]
-        self.wide = wide_steps(own, impls[0], vllm_config, self.layout, self.dtype, device)
-        for impl in impls:
-            impl.wide = self.wide
+        impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
+        self.wide = wide_steps(vllm_config, impl.num_heads, self.dtype, device)
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -209,25 +207,34 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         )
 
 
-def wide_steps(
-    own: runtime.Runtime,
-    impl: RaggedImpl,
-    vllm_config: VllmConfig,
-    layout: RaggedLayout,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> WideSteps:
-    """How this worker goes about steps that cross seal boundaries."""
-    scheduler = vllm_config.scheduler_config
+_shared: WeakValueDictionary[tuple[Any, ...], WideSteps] = WeakValueDictionary()
+"""Held by the layers of an engine, and gone with them: they hold its cache."""
+
+
+def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: torch.device) -> WideSteps:
+    """How this worker goes about steps that cross seal boundaries: one for all layers, from the first forward
+    pass on, by which vLLM measures memory before there is a cache.
+
+    Args:
+        heads: query heads of a layer.
+    """
+    key = (vllm_config.instance_id, heads, dtype, device.type)
+    if (found := _shared.get(key)) is not None:
+        return found
+    own, scheduler = runtime.active(), vllm_config.scheduler_config
+    layout = runtime.kernel_layout(own.geometry)
     tokens = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
-    native = implementation(device, dtype, layout.head_size) == "native"
-    return WideSteps(
+    native = own.config.steps_wide(current_platform.is_cuda()) and (
+        implementation(device, dtype, layout.head_size) == "native"
+    )
+    made = _shared[key] = WideSteps(
         layout,
-        (impl.num_heads, impl.num_kv_heads),
+        (heads, own.geometry.kv_heads),
         own.config.sink,
         staged_pages(layout, tokens, own.geometry.least_wide),
-        flash_version(device, dtype, layout.head_size) if native else None,
+        flash_version(device, dtype, layout) if native else None,
     )
+    return made
 
 
 class RaggedImpl(AttentionImpl[Any]):
@@ -267,6 +274,7 @@ class RaggedImpl(AttentionImpl[Any]):
         self.kv_cache_dtype = kv_cache_dtype
         self.soft_cap = float(logits_soft_cap or 0.0)
         self.sinks = sinks
+        self.vllm_config = get_current_vllm_config()
         self.wide: WideSteps | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -294,8 +302,9 @@ class RaggedImpl(AttentionImpl[Any]):
             attn_metadata: None while vLLM profiles memory or warms up.
         """
         if attn_metadata is None:
-            if self.wide is not None:
-                self.wide.warm_up(query)
+            if self.wide is None:
+                self.wide = wide_steps(self.vllm_config, self.num_heads, query.dtype, query.device)
+            self.wide.warm_up(query)
             return output
         step = attn_metadata
         if step.capture is not None:

@@ -171,6 +171,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         live = self.live.pop(request_id, None)
         if not pages or live is None or live.request is None or not self._keeps_rows:
             return pages
+        self._passed_prefix(live, live.request)  # a wide step may have been its first and last
         row, hashes = [page.block_id for page in pages], self._offers.hashes(live.request)
         if not self.resident.add(request_id, row, live.known_tokens(), live.slots, hashes, live.raw_from):
             return pages
@@ -189,10 +190,11 @@ class RaggedManager(SingleTypeKVCacheManager):
 
     def step_end(self, request: Request, start: int, end: int) -> int:
         """Where a step from ``start`` cached tokens to at most ``end`` is to end: at the next seal boundary,
-        unless steps may be wide and this one brings enough. A prefix that another conversation had, too, can
-        be kept only while its last tokens are raw: a wide step that would pass it ends there."""
-        boundary = self.geometry.next_boundary(start)
-        if end <= boundary or not self.room.policy.wide or end - start < self.geometry.least_wide:
+        unless steps may be wide and this one brings enough. One with drafts is not wide: they may be taken
+        back, and what was sealed cannot. A prefix that another conversation had, too, can be kept only while
+        its last tokens are raw: a wide step that would pass it ends there."""
+        boundary, least = self.geometry.next_boundary(start), self.geometry.least_wide
+        if end <= boundary or not self.room.policy.wide or end - start < least or end > request.num_tokens:
             return min(end, boundary)
         hashes, tokens = self._offers.hashes(request), request.prompt_token_ids
         last = self.geometry.sealed(end - self.geometry.page_tokens)
@@ -203,13 +205,15 @@ class RaggedManager(SingleTypeKVCacheManager):
                     prefix, lambda: Prompt.of(hashes, tokens or (), self.geometry.page_tokens)
                 )
                 if shared and not self.resident.has_prefix(prefix):
-                    return length
+                    # Where that is too near to be worth a wide step, the next step gets there.
+                    return length if length - start >= least else boundary
         return end
 
     def row_of(self, request: Request) -> Row | None:
-        """The idle row that a waiting request could continue, if there is one."""
-        found = self.resident.find(self._offers.hashes(request), request.num_tokens - 1, self._step)
-        return found[0] if found else None
+        """The idle row that a waiting request will continue, if there is one."""
+        if request.skip_reading_prefix_cache:
+            return None
+        return self._offers.idle_row(request, self.windows, self._step)
 
     # ---- admission ------------------------------------------------------------------------------------
 
@@ -334,7 +338,14 @@ class RaggedManager(SingleTypeKVCacheManager):
     def _watch_prefix(self, live: Live, request: Request, pending: int) -> None:
         """Keep the longest prefix that a request has just left behind, if another conversation had it before
         and if there is room beside ``pending`` pages."""
-        computed, found = request.num_computed_tokens, None
+        found = self._passed_prefix(live, request)
+        if found is not None and self._keeps_rows and not self.resident.has_prefix(found[1]):
+            self._keep_prefix(request, *found, pending)
+
+    def _passed_prefix(self, live: Live, request: Request) -> tuple[int, Hashable] | None:
+        """Remember the prefixes that a request has left behind since this was last asked. Returns the longest
+        that another conversation had before and that is still there to be copied, and its length."""
+        computed, found, prompt = request.num_computed_tokens, None, None
         while (length := self.geometry.prefix_length(live.next_prefix)) <= computed:
             live.next_prefix += 1
             tokens, hashes = request.prompt_token_ids, self._offers.hashes(request)
@@ -342,12 +353,11 @@ class RaggedManager(SingleTypeKVCacheManager):
             if prefix is None:
                 live.next_prefix = max(live.next_prefix, self.geometry.sealed(computed))
                 break
-            prompt = Prompt.of(hashes, tokens or (), self.geometry.page_tokens)
+            prompt = prompt or Prompt.of(hashes, tokens or (), self.geometry.page_tokens)
             shared = self._prefixes.shared(prefix, prompt)
             if shared and self.geometry.intact(length, computed, live.raw_from):
                 found = length, prefix
-        if found is not None and self._keeps_rows and not self.resident.has_prefix(found[1]):
-            self._keep_prefix(request, *found, pending)
+        return found
 
     def _keep_prefix(self, request: Request, length: int, prefix: Any, pending: int) -> None:
         name = request.request_id

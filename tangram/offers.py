@@ -78,6 +78,12 @@ class Offers:
         """The hash of the prefix that ends with each whole page of a request."""
         return page_hashes(request.block_hashes, self._pool, self._geometry.page_tokens)
 
+    def idle_row(self, request: Request, windows: Windows, step: int) -> Row | None:
+        """The row that a waiting request would be offered, were nobody running."""
+        hashes = request.block_hashes
+        offer = self._idle(self.hashes(request), hashes, request.num_tokens - 1, windows, step)
+        return offer.row if offer else None
+
     def _idle(
         self, hashes: Sequence[Any], block_hashes: Sequence[Any], limit: int, windows: Windows, step: int
     ) -> Offer | None:

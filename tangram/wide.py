@@ -18,9 +18,12 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from kernels import KernelError, RaggedLayout, ragged_append, ragged_attention, ragged_seal
-from kernels.wide import Sequences, WidePlan, WideRequest
+from kernels.wide import Sequences, WidePlan, WideRequest, staging_room
 
 logger = init_logger(__name__)
+
+LARGEST_PAGE_3 = 64
+"""Tokens of a page that FlashAttention 3 can be given, at most; see :func:`flash_version`."""
 
 Heads = tuple[torch.Tensor, torch.Tensor]
 """(head_tier, head_member) of a layer, int32 [kv_heads] each."""
@@ -122,6 +125,7 @@ class WideSteps:
     ) -> None:
         self.layout, self.heads, self.sink, self.pages = layout, heads, sink, pages
         self.version = version
+        self._room: torch.Tensor | None = None
         self._sequences: Sequences | None = None
 
     def sequences(self, pool: torch.Tensor) -> Sequences | None:
@@ -130,17 +134,18 @@ class WideSteps:
             return None
         if self._sequences is None or self._sequences.pool.data_ptr() != pool.data_ptr():
             try:
-                self._sequences = Sequences(pool, self.layout, *self.heads, self.pages)
+                self._sequences = Sequences(pool, self.layout, *self.heads, self.pages, self._room)
             except KernelError as problem:
                 logger.warning("wide steps go part by part: %s", problem)
-                self.version = None
+                self.version = self._room = None
                 return None
         return self._sequences
 
     def of(
         self, bounds: Bounds, pool: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor
     ) -> WideStep | None:
-        """The step, if a request of it crosses a boundary.
+        """The step, if a request of it crosses a boundary. It goes part by part if it would stage more than
+        there is room for, as a step that our scheduler did not make may.
 
         Args:
             pool: [pages, group_size, page_tokens, 2 * head_size].
@@ -151,18 +156,22 @@ class WideSteps:
             return None
         sequences = self.sequences(pool)
         plan = None if sequences is None else WidePlan.make(self.layout, self.heads[1], wide, pool.device)
+        if plan is not None and plan.pages > self.pages:
+            plan = None
         return WideStep(self, bounds, pool, rows, seq_lens, wide, sequences, plan)
 
     def warm_up(self, query: torch.Tensor) -> None:
-        """Take and give back the memory that a wide step needs, so that vLLM's measurement counts it.
+        """While vLLM measures how much memory a step takes, before there is a cache: take what a wide step
+        needs. The staged pages' memory stays, as it does between steps; the rest is given back.
 
         Args:
             query: [tokens, query heads, head_size].
         """
-        if self.version is None or not query.is_cuda:
+        if self.version is None:
             return
-        staged = self.pages * self.heads[1] * self.layout.page_tokens * 2 * self.layout.head_size
-        query.new_empty(staged + 2 * query.numel())
+        if self._room is None and self._sequences is None:
+            self._room = staging_room(query, self.layout, self.heads[1], self.pages)
+        query.new_empty(2 * query.numel())  # packed queries and their outputs
 
 
 @dataclass(frozen=True)
@@ -306,13 +315,19 @@ def flash() -> Callable[..., Any]:
     return call
 
 
-def flash_version(device: torch.device, dtype: torch.dtype, head_size: int) -> int | None:
-    """Which FlashAttention of vLLM's takes such a cache; None where none does."""
+def flash_version(device: torch.device, dtype: torch.dtype, layout: RaggedLayout) -> int | None:
+    """Which FlashAttention of vLLM's takes such a cache; None where none does. Version 3 fetches pages that
+    are whole tiles of keys through a descriptor of the cache, which ends where our staged pages lie: it would
+    read zeros there. The smallest tile of a causal step is 80 tokens."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return None
-    if head_size % 8 or head_size > 256:
+    if layout.head_size % 8 or layout.head_size > 256 or layout.page_tokens % 16:
         return None
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
-    version: int | None = get_flash_attn_version(head_size=head_size)
+    version: int | None = get_flash_attn_version(head_size=layout.head_size)
+    if version == 3 and layout.page_tokens > LARGEST_PAGE_3:
+        from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
+
+        version = 2 if is_fa_version_supported(2) else None
     return version if version in (2, 3) else None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.steps import profile_of, union
+from benchmarks.steps import prefill_of, profile_of, union
 
 
 def kernel(name: str, ts: float, dur: float, correlation: int) -> dict[str, Any]:
@@ -58,3 +58,20 @@ def test_no_graphs() -> None:
 def test_union() -> None:
     assert union([]) == 0
     assert union([(5, 7), (0, 2), (1, 3), (5, 6)]) == 5
+
+
+def test_a_prefill_says_what_share_sealing_has() -> None:
+    def kernel(name: str, start: float, took: float) -> dict[str, Any]:
+        return {"cat": "kernel", "ph": "X", "name": name, "ts": start, "dur": took}
+
+    events = [
+        kernel("gemm", 0, 80),
+        kernel("void tangram::seal_kernel<__half, 64>(tangram::Step, tangram::Seal)", 80, 10),
+        kernel("gemm", 100, 10),
+        {"cat": "cpu_op", "ph": "X", "name": "seal_kernel", "ts": 0, "dur": 500},
+    ]
+    figures = prefill_of({"traceEvents": events})
+    assert figures is not None
+    assert (figures["wall_us"], figures["busy_us"], figures["sealing"]) == (110, 100, 0.1)
+    assert figures["top"][0] == {"name": "gemm", "us": 90, "count": 2}
+    assert prefill_of({"traceEvents": events[-1:]}) is None

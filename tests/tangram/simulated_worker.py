@@ -63,11 +63,16 @@ class Running:
 
 
 class SimulatedWorker:
-    """Executes scheduler outputs in order."""
+    """Executes scheduler outputs in order.
 
-    def __init__(self, geometry: Geometry, salts: dict[str, str], wide: bool = False) -> None:
+    Args:
+        room: pages that its wide steps can stage; 0 where steps must not be wide.
+    """
+
+    def __init__(self, geometry: Geometry, salts: dict[str, str], room: int = 0) -> None:
         self.g = geometry
-        self.wide = wide
+        self.room = room
+        self.wide = room > 0
         self.salts = salts
         self.memory: dict[int, list[Tag | None]] = {}
         self.requests: dict[str, Running] = {}
@@ -83,6 +88,7 @@ class SimulatedWorker:
             assert copy.dst_block_id not in self.sealed, "a copy overwrites a sealed page"
             self.memory[copy.dst_block_id] = list(self.memory[copy.src_block_id])
         self.update(output)
+        self.check_staged(output)
         sampled = []
         for name, count in output.num_scheduled_tokens.items():
             request, start = self.requests[name], self.computed[name]
@@ -121,6 +127,15 @@ class SimulatedWorker:
             else:
                 request.row += fresh
             self.computed[name] = computed
+
+    def check_staged(self, output: Any) -> None:
+        """The raw tokens of all requests that cross a boundary fit the buffer."""
+        staged = 0
+        for name, count in output.num_scheduled_tokens.items():
+            start, end = self.computed[name], self.computed[name] + count
+            if self.g.cuts(start, end):
+                staged += -(-(end - self.g.sealed(start) * self.g.chunk) // self.g.page_tokens)
+        assert staged <= self.room, "a wide step stages more than there is room for"
 
     def parts(self, start: int, end: int) -> list[range]:
         """A step's tokens between the seal boundaries that it crosses, if it may."""

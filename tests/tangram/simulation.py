@@ -20,7 +20,9 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
+    from kernels.wide import staged_pages
     from tangram.plugin import register
+    from tangram.runtime import kernel_layout
     from tangram.scheduler import TangramScheduler
     from tangram.spec import RaggedSpec
 
@@ -111,7 +113,10 @@ class Simulation:
         self.pages = pages
         self.depth = depth
         self.salts: dict[str, str] = {}
-        self.worker = SimulatedWorker(geometry, self.salts, self.manager.room.policy.wide)
+        room = staged_pages(
+            kernel_layout(geometry), self.scheduler.max_num_scheduled_tokens, geometry.least_wide
+        )
+        self.worker = SimulatedWorker(geometry, self.salts, room if self.manager.room.policy.wide else 0)
         self.flying: deque[tuple[Any, Any]] = deque()
         self.prompts: dict[str, tuple[list[int], str, int]] = {}
         self.outputs: dict[str, list[int]] = {}

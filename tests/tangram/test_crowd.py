@@ -100,6 +100,83 @@ def test_a_queue_of_priorities_keeps_its_order(make: Make) -> None:
     sim.close()
 
 
+def test_nobody_waits_for_others_in_a_queue_of_priorities(make: Make) -> None:
+    """Whoever is first there would hold up all behind him, as nobody is passed."""
+    sim = make(G.pages(LENGTH) + 60, scheduling_policy="priority", max_num_seqs=4)
+    for index in range(6):
+        sim.add(f"idle{index}", tokens(index, 120), 2)
+        sim.run()
+    sim.add("runs", tokens(20, 400), 60)
+    sim.step()
+    sim.add("first", tokens(21, 200), 2)
+    sim.step()
+    assert "first" in sim.worker.requests
+    sim.run()
+    sim.close()
+
+
+def test_within_a_turn_the_order_is_that_of_arrival(make: Make) -> None:
+    """Also of one that has returned, and then lost its row."""
+    sim = make(2000, max_num_seqs=1)
+    sim.add("old", tokens(1, 150), 4)
+    sim.run()
+    sim.add("runs", tokens(9, 30), 30)
+    sim.step()
+    sim.add("long", tokens(2, 150), 4)
+    sim.add("returns", tokens(1, 150) + sim.outputs["old"] + tokens(3, 20), 4)
+    sim.step()
+    assert [r.request_id for r in sim.scheduler.waiting] == ["returns", "long"]
+    sim.manager.evict()
+    sim.step()
+    assert [r.request_id for r in sim.scheduler.waiting] == ["long", "returns"]
+    sim.run()
+    sim.close()
+
+
+def test_who_may_not_read_the_cache_does_not_return_to_a_row(make: Make) -> None:
+    """Prompt logprobs need every token computed. First in the queue, such a request would wait for room, and
+    all who do return behind it."""
+    sim = make(G.pages(LENGTH) + 60, max_num_seqs=4)
+    for index in range(4):
+        sim.add(f"old{index}", tokens(index, 120), 2)
+        sim.run()
+    sim.add("runs", tokens(20, 300), 60)
+    sim.step()
+    kept = [row.name for row in sim.manager.resident.rows()]
+    for name, old in zip(("all", "returns"), kept[-2:], strict=True):
+        sim.add(name, sim.prompts[old][0] + sim.outputs[old] + tokens(30, 20), 2)
+    sim.scheduler.requests["all"].skip_reading_prefix_cache = True
+    sim.step()
+    assert sim.cached.get("returns", 0) > 0
+    assert "all" not in sim.worker.requests
+    sim.run()
+    sim.close()
+
+
+def test_rows_are_looked_up_a_few_at_a_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may have long prompts and begin to be a crowd at once."""
+    monkeypatch.setattr(crowd, "LOOK_UPS", 100)
+    sim = make(2000, max_num_seqs=1)
+    sim.add("runs", tokens(99, 30), 60)
+    sim.step()
+    looked_up: list[str] = []
+    row_of = sim.manager.row_of
+
+    def counted(request: Any) -> Any:
+        looked_up.append(request.request_id)
+        return row_of(request)
+
+    monkeypatch.setattr(sim.manager, "row_of", counted)
+    for index in range(40):
+        sim.add(str(index), tokens(index, 16 * 20), 2)
+    for step in range(1, 9):
+        sim.step()
+        assert len(looked_up) == min(40, 5 * step)
+    assert len(set(looked_up)) == 40, "each once"
+    sim.run()
+    sim.close()
+
+
 def test_returning_conversations_and_short_requests_pass_long_ones(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

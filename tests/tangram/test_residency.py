@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tangram.errors import ConfigError
-from tangram.geometry import Geometry
+from tangram.geometry import Geometry, Tier
 from tangram.predict import measure
 from tests.tangram.simulated_worker import VOCABULARY
 from tests.tangram.simulation import GEOMETRY as G
@@ -168,6 +168,15 @@ def test_conversations_with_one_system_prompt_share_its_sealed_pages(sim: Simula
     rows = {row.name: row for row in sim.manager.resident.rows() if not row.shared}
     sealed = [rows[f"c{index}"].pages[G.ring_pages :][: 2 * G.pages_per_chunk] for index in range(2, 6)]
     assert all(pages == sealed[0] for pages in sealed)
+
+
+def test_a_prefix_is_noticed_however_short_the_answers(sim: Simulation) -> None:
+    """A wide step may compute a prompt and its only answer: nothing of it is scheduled again."""
+    system = tokens(7, 200)
+    for index in range(4):
+        sim.add(f"c{index}", system + tokens(100 + index, 40), 1)
+        sim.run()
+    assert [sim.cached[f"c{index}"] for index in range(4)] == [0, 0, *[G.prefix_length(1)] * 2]
 
 
 def test_a_prefix_outlives_its_conversations_and_goes_when_room_is_needed(sim: Simulation) -> None:
@@ -417,6 +426,41 @@ def drive(sim: Simulation, rng: random.Random, steps: int) -> None:
             sim.scheduler._evict({"idle_seconds": 0.0})
         sim.step()
     sim.run()
+
+
+def test_many_who_stop_at_one_prefix_stage_no_more_than_there_is_room_for(make: Make) -> None:
+    """All resume just before the boundary behind which a known prefix ends: steps of a few tokens each, whose
+    raw tails would have to be staged whole, were they to cross it."""
+    few = Geometry(2, 2, 8, 4, 4, 128, 32, 4, 2, (Tier(32, ((0, 0), (1, 1))), Tier(128, ((0, 1), (1, 0)))))
+    sim = make(70 * few.pages(300), 2, {"wide_steps": True}, few, max_num_seqs=64, max_num_batched_tokens=900)
+    system, before = tokens(7, few.prefix_length(0)), few.boundary(0) - few.page_tokens
+    sim.add("known", system + tokens(8, 50), 2)
+    sim.run()
+    sim.manager.evict()
+    for index in range(60):
+        sim.add(f"first{index}", system[:before], 1)
+    sim.run()
+    for index in range(60):
+        sim.add(f"second{index}", system + tokens(100 + index, 60), 2)
+    sim.run()
+    assert {sim.cached[f"second{index}"] for index in range(60)} <= {before, few.prefix_length(0)}
+    assert before in sim.cached.values()
+    assert sim.manager.counters["prefixes"] > 0
+    sim.close()
+
+
+@pytest.mark.parametrize("drafts", [1, 20, 200])
+def test_a_step_with_drafts_is_never_wide(make: Make, drafts: int) -> None:
+    """What they say may be taken back, and a chunk that they sealed could not."""
+    sim = make(200, ours={"wide_steps": True})
+    sim.add("drafts", tokens(1, 150), 20)
+    request = sim.scheduler.requests["drafts"]
+    assert sim.manager.step_end(request, 0, 150) == 150
+    for start in (0, 90, 95, 96, 149):
+        end = sim.manager.step_end(request, start, 150 + drafts)
+        assert end == min(150 + drafts, G.next_boundary(start))
+    sim.run()
+    sim.close()
 
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import random
+import sys
+import warnings
+import weakref
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.config import set_current_vllm_config
+
+    from tangram import backend
 import kernels.wide
 from kernels.cuda import dispatch
 from kernels.errors import KernelError
@@ -15,6 +25,7 @@ from kernels.wide import Sequences, WidePlan, WideRequest, staged_pages
 from tangram import wide
 from tangram.wide import Bounds, Scoring, WideSteps, cut
 from tests.kernels.wide_batch import POISON, Batch, layout_of, room_behind
+from tests.tangram.simulation import vllm_config
 
 CUDA = torch.cuda.is_available()
 
@@ -23,10 +34,12 @@ def bounds(batch: Batch) -> Bounds:
     return Bounds(batch.starts, batch.lengths, batch.tokens)
 
 
-def attend(batch: Batch, pool: torch.Tensor, version: int | None, soft_cap: float = 0.0) -> torch.Tensor:
+def attend(
+    batch: Batch, pool: torch.Tensor, version: int | None, soft_cap: float = 0.0, pages: int | None = None
+) -> torch.Tensor:
     """The step on a pool; with a version of FlashAttention all at once."""
     heads = (batch.query.shape[1], batch.key.shape[1])
-    pages = staged_pages(batch.layout, batch.tokens[-1], 2)
+    pages = pages or staged_pages(batch.layout, batch.tokens[-1], 2)
     steps = WideSteps(batch.layout, heads, batch.sink, pages, version)
     step = steps.of(bounds(batch), pool, batch.rows, batch.seq_lens)
     assert step is not None
@@ -179,6 +192,8 @@ def test_a_step_larger_than_the_buffer_is_refused(monkeypatch: pytest.MonkeyPatc
         (96, 32, 128, 64, 3),
         (128, 64, 256, 0, 8),
         (256, 16, 64, 16, 2),
+        (64, 128, 256, 128, 2),
+        (128, 128, 512, 128, 4),
     ],
 )
 @pytest.mark.parametrize("padding", [0, 72])
@@ -194,12 +209,12 @@ def test_on_a_gpu_flash_attention_agrees_with_our_own_kernels(
 ) -> None:
     monkeypatch.setenv("TANGRAM_KERNELS", "native")
     dispatch.native.cache_clear()
-    version = wide.flash_version(torch.device("cuda"), dtype, head_size)
+    layout = layout_of(head_size, page, chunk, window)
+    version = wide.flash_version(torch.device("cuda"), dtype, layout)
     if version is None:
         pytest.skip("no FlashAttention here")
     steps = [(a * chunk // 32, max(1, b * chunk // 32)) for a, b in [s for one in STEPS for s in one]]
     steps += [(3 * chunk + 5, 1), (chunk, 0)]
-    layout = layout_of(head_size, page, chunk, window)
     batch = Batch(layout, steps, dtype=dtype, device="cuda", group=group, padding=padding)
     parted, whole = batch.pool_copy(), batch.pool_copy()
     expected, out = attend(batch, parted, None), attend(batch, whole, version)
@@ -208,6 +223,97 @@ def test_on_a_gpu_flash_attention_agrees_with_our_own_kernels(
     assert difference < (6e-3 if dtype == torch.bfloat16 else 1e-3)
     batch.check_alike(whole, parted)
     dispatch.native.cache_clear()
+
+
+def test_more_than_the_buffer_holds_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine does not end over it; what a request sees is the same."""
+    paged(monkeypatch)
+    batch = Batch(layout_of(), STEPS[2])
+    expected, out = attend(batch, batch.pool_copy(), None), attend(batch, batch.pool_copy(), 3, pages=3)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("hopper", "older", "page", "version"),
+    [
+        (True, True, 16, 3),
+        (True, True, 64, 3),
+        (True, True, 128, 2),
+        (True, True, 256, 2),
+        (True, False, 128, None),
+        (False, True, 128, 2),
+        (True, True, 8, None),
+    ],
+)
+def test_which_flash_attention_takes_a_page(
+    monkeypatch: pytest.MonkeyPatch, hopper: bool, older: bool, page: int, version: int | None
+) -> None:
+    """Version 3 reads pages of whole tiles through a descriptor, which does not reach the staged ones."""
+    utils, interface = ModuleType("fa_utils"), ModuleType("flash_attn_interface")
+    utils.get_flash_attn_version = lambda **_: 3 if hopper else 2  # type: ignore[attr-defined]
+    interface.is_fa_version_supported = lambda _: older  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.fa_utils", utils)
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", ModuleType("vllm_flash_attn"))
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn.flash_attn_interface", interface)
+    layout = layout_of(64, page, 512, 128)
+    assert wide.flash_version(torch.device("cuda"), torch.bfloat16, layout) == version
+    assert wide.flash_version(torch.device("cpu"), torch.bfloat16, layout) is None
+
+
+def test_memory_of_wide_steps_is_taken_while_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before there is a cache; it is kept, and what the steps stage is staged there."""
+    paged(monkeypatch)
+    batch, taken = Batch(layout_of(), STEPS[2]), []
+    pool = batch.pool_copy()
+
+    def room(_: torch.Tensor, elements: int) -> torch.Tensor:
+        taken.append(room_behind(pool, elements))
+        return taken[-1]
+
+    monkeypatch.setattr(kernels.wide, "new_room", room)
+    heads, pages = (batch.query.shape[1], batch.key.shape[1]), staged_pages(batch.layout, 300, 2)
+    steps = WideSteps(batch.layout, heads, batch.sink, pages, 3)
+    for _ in range(4):  # layers
+        steps.warm_up(batch.query)
+    (own,) = taken
+    assert steps.of(bounds(batch), pool, batch.rows, batch.seq_lens) is not None
+    assert len(taken) == 1
+    staged = steps.sequences(pool).staged  # type: ignore[union-attr]
+    assert staged.shape[0] == pages
+    assert own.data_ptr() <= staged.data_ptr()
+    assert staged.data_ptr() + staged.nbytes <= own.data_ptr() + own.nbytes
+    without = WideSteps(batch.layout, heads, batch.sink, pages, None)
+    without.warm_up(batch.query)
+    assert len(taken) == 1
+
+
+def test_layers_take_it_before_anybody_builds_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """vLLM measures memory by a forward pass without a cache, when there are no metadata builders yet."""
+    taken: list[int] = []
+
+    def room(like: torch.Tensor, elements: int) -> torch.Tensor:
+        taken.append(elements)
+        return torch.empty(elements, dtype=like.dtype)
+
+    monkeypatch.setattr(kernels.wide, "new_room", room)
+    monkeypatch.setattr(backend, "implementation", lambda *_: "native")
+    monkeypatch.setattr(backend, "flash_version", lambda *_: 3)
+    for setting, times in (("on", 1), ("off", 0)):
+        taken.clear()
+        config = vllm_config(tmp_path, 512, {"wide_steps": setting}, max_num_batched_tokens=256)
+        with set_current_vllm_config(config):
+            layers = [backend.RaggedImpl(4, 8, 0.3, 2) for _ in range(3)]
+        query, key = torch.empty(256, 4, 8), torch.empty(256, 2, 8)
+        for layer in layers:
+            layer.forward(None, query, key, key, torch.empty(0), None, query)
+        assert len(taken) == times
+        least, raw = max(16, 64 // 4), -(-(64 + 32) // 16) + 1
+        pages = 256 // 16 + 256 // least * raw
+        assert taken == [(pages * 2 + 1) * 16 * 2 * 8] * times
+        kept = weakref.ref(layers[0].wide)
+        assert all(layer.wide is kept() for layer in layers)
+        del layers, layer
+        assert kept() is None, "an engine that ends leaves its memory behind"
 
 
 def test_a_buffer_out_of_a_tables_reach_is_said_and_done_without(
