@@ -172,6 +172,32 @@ def test_every_turn_resumes(ours_first: bool, budget: int) -> None:
     assert engine.ours.counters["takeovers"] == 4
 
 
+@pytest.mark.parametrize("ours_first", [False, True])
+@pytest.mark.parametrize("length", [68, 72, 76])
+def test_no_window_block_that_is_needed_fills_a_hole(
+    monkeypatch: pytest.MonkeyPatch, ours_first: bool, length: int
+) -> None:
+    """Whichever manager has its turn first: none of them is free while pages for the holes are taken."""
+    engine, text = Engine(200, ours_first), tokens(100)
+    engine.turn(text[:77])
+    (row,) = engine.ours.resident.rows()
+    assert row.pages.count(None) == 4
+    edited = engine.request(text[:length] + tokens(1, seed=1))
+    pool, asked = engine.cache.block_pool, []
+    hand_out = pool.get_new_blocks
+
+    def watched(count: int) -> Any:
+        asked.append(count)
+        needed = engine.ours.windows.blocks_at(edited.block_hashes, length)
+        assert needed
+        assert all(block.ref_cnt > 0 for block in needed)
+        return hand_out(count)
+
+    monkeypatch.setattr(pool, "get_new_blocks", watched)
+    assert engine.step(edited) == length
+    assert asked[0] == 4
+
+
 def test_it_goes_back_within_rewind() -> None:
     engine, text = Engine(300), tokens(200)
     engine.turn(text[:131])

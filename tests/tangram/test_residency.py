@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tangram.errors import ConfigError
 from tangram.geometry import Geometry, Tier
+from tangram.predict import measure
 from tests.tangram.simulated_worker import VOCABULARY
 from tests.tangram.simulation import GEOMETRY as G
 from tests.tangram.simulation import ODD_GEOMETRIES, Simulation, vllm_config
@@ -270,6 +271,40 @@ def test_idle_conversations_hold_no_more_than_their_share(make: Make) -> None:
         sim.run()
         assert sim.manager.resident.releasable() <= 50
     assert len(sim.manager.resident) > 0
+    sim.close()
+
+
+@pytest.mark.parametrize("length", [90, 200, 239, 240, 290])
+def test_as_many_idle_conversations_stay_as_is_predicted(make: Make, length: int) -> None:
+    """One being answered and the others idle; the next one evicts the oldest."""
+    pool = 6 * G.pages(LENGTH)
+    (at,) = measure(G, [[0.5] * 2] * 2, LENGTH, [length]).within(pool * G.page_bytes).at
+    assert at.conversations > pool // G.pages(length)
+    sim = make(pool)
+    for index in range(at.conversations + 1):
+        assert sim.manager.counters["evictions"] == 0
+        sim.add(str(index), tokens(index, length), 1)
+        sim.run()
+    assert sim.manager.counters["evictions"] == 1
+    sim.close()
+
+
+def test_all_idle_conversations_return_and_none_is_lost(make: Make) -> None:
+    """In a pool that could not hold them with whole rings; each return fills its holes from what is free."""
+    ends, count = [170, 205, 240, 275], 16
+    lengths = [ends[index % len(ends)] for index in range(count)]
+    room = sum(G.idle_pages(n + 40) for n in lengths) + max(G.pages(n + 40) for n in lengths)
+    assert room < sum(G.pages(n + 40) for n in lengths)
+    sim = make(room)
+    for index, length in enumerate(lengths):
+        sim.add(f"first{index}", tokens(index, length), 1)
+        sim.run()
+    for index, length in enumerate(lengths):
+        sim.add(f"again{index}", tokens(index, length) + tokens(100 + index, 30), 11)
+        sim.run()
+        assert sim.cached[f"again{index}"] == length // G.page_tokens * G.page_tokens
+    assert sim.manager.counters["evictions"] == 0
+    assert sim.manager.counters["takeovers"] == count
     sim.close()
 
 
