@@ -171,6 +171,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
         impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
         self.wide = wide_steps(vllm_config, impl.num_heads, self.dtype, device)
+        self.wide.meter = meter
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""

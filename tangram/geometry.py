@@ -42,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import Any
 
 from tangram.errors import ConfigError
@@ -176,8 +177,10 @@ class Geometry:
         equal count, and take one page from several of ours."""
         slot = self.page_tokens * 2 * self.head_size * self.itemsize
         page = max(self.group_size * slot, self.window_block_bytes)
-        state = ceil_div(ceil_div(page, self.layers * self.page_tokens), self.itemsize) * self.itemsize
-        return state + self.itemsize * (state * self.page_tokens == self.window_block_bytes)
+        # Pages begin at multiples of 64 bytes: what a page table of 32-bit numbers reaches depends on that.
+        step = max(self.itemsize, 64 // gcd(64, self.layers * self.page_tokens))
+        state = ceil_div(ceil_div(page, self.layers * self.page_tokens), step) * step
+        return state + step * (state * self.page_tokens == self.window_block_bytes)
 
     @cached_property
     def page_bytes(self) -> int:

@@ -48,6 +48,7 @@ COUNTERS = (
     "evictions",
     "seals",
     "prefixes",
+    "crowded_steps",
     "reused_tokens",
     "reprefilled_tokens",
 )

@@ -28,6 +28,7 @@ COUNTERS = {
     "misses": "Requests that continue a conversation whose row had been evicted.",
     "evictions": "Idle conversations and shared prefixes evicted.",
     "prefixes": "Prefixes kept because a second conversation had them.",
+    "crowded_steps": "Steps in which requests had waited so long that returning conversations went first.",
     "seals": "Chunks sealed, as the scheduler planned them.",
     "preemptions": "Running requests preempted for want of pages.",
     "reused_tokens": "Prompt tokens that were still in the cache.",

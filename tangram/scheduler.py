@@ -104,6 +104,7 @@ class TangramScheduler(AsyncScheduler):
         with self._lock:
             if self.manager.room.policy.returning_first:
                 self._crowd.arrange(self.waiting)
+                self.manager.counters["crowded_steps"] += self._crowd.crowded
             return super().schedule(*args, **kwargs)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ call of it, over page tables that say what each sees (:mod:`kernels.wide`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from kernels import KernelError, RaggedLayout, ragged_append, ragged_attention, ragged_seal
 from kernels.wide import Sequences, WidePlan, WideRequest, staging_room
+from tangram.seal_meter import SealMeter
 
 logger = init_logger(__name__)
 
@@ -125,6 +127,9 @@ class WideSteps:
     ) -> None:
         self.layout, self.heads, self.sink, self.pages = layout, heads, sink, pages
         self.version = version
+        self.meter: SealMeter | None = None
+        self.sealing = 0.0  # seconds of the last wide step, over its layers so far
+        self._chunks = 0  # that it sealed
         self._room: torch.Tensor | None = None
         self._sequences: Sequences | None = None
 
@@ -154,11 +159,22 @@ class WideSteps:
         wide = bounds.wide(self.layout)
         if not wide:
             return None
+        self._count()
+        self._chunks = sum(
+            self.layout.sealed(one.length - 1) - self.layout.sealed(one.cached) for one in wide
+        )
         sequences = self.sequences(pool)
         plan = None if sequences is None else WidePlan.make(self.layout, self.heads[1], wide, pool.device)
         if plan is not None and plan.pages > self.pages:
             plan = None
         return WideStep(self, bounds, pool, rows, seq_lens, wide, sequences, plan)
+
+    def _count(self) -> None:
+        """Tell the meter of the last wide step, whose layers are through."""
+        if self.meter is not None:
+            for _ in range(self._chunks):
+                self.meter.observe(self.sealing / self._chunks)
+        self.sealing, self._chunks = 0.0, 0
 
     def warm_up(self, query: torch.Tensor) -> None:
         """While vLLM measures how much memory a step takes, before there is a cache: take what a wide step
@@ -236,7 +252,9 @@ class WideStep:
     def _seal(self, rows: torch.Tensor, due: torch.Tensor, heads: Heads, **staged: Any) -> None:
         layout = self.steps.layout
         every = due.new_zeros(layout.tiers)  # heads of other layers: not asked about
+        begin = time.perf_counter()
         ragged_seal(self.pool, rows, due, every, layout, self.steps.sink, heads=heads, **staged)
+        self.steps.sealing += time.perf_counter() - begin
 
     def _at_once(
         self,

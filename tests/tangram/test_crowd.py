@@ -200,6 +200,7 @@ def test_within_a_turn_the_order_is_that_of_arrival(make: Make) -> None:
     sim.add("returns", tokens(1, 150) + sim.outputs["old"] + tokens(3, 20), 4)
     sim.step()
     assert [r.request_id for r in sim.scheduler.waiting] == ["returns", "long"]
+    assert sim.manager.counters["crowded_steps"] > 0
     sim.manager.evict()
     sim.step()
     assert [r.request_id for r in sim.scheduler.waiting] == ["long", "returns"]

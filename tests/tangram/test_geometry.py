@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -213,8 +214,11 @@ def test_the_head_tables_invert_the_tiers(g: Geometry) -> None:
 @given(geometries())
 def test_a_page_fits_its_heads_and_is_an_even_share_of_every_layer(g: Geometry) -> None:
     content = g.group_size * g.page_tokens * 2 * g.head_size * g.itemsize
-    assert content <= g.page_bytes < content + g.layers * g.page_tokens * g.itemsize
-    assert g.page_bytes % (g.layers * g.page_tokens) == 0
+    states = g.layers * g.page_tokens
+    step = max(g.itemsize, 64 // math.gcd(64, states))
+    assert content <= g.page_bytes < content + states * step
+    assert g.page_bytes % states == 0
+    assert g.page_bytes % 64 == 0
     assert g.state_bytes % g.itemsize == 0
     assert -1e-9 < g.padding < 1
 

@@ -23,6 +23,7 @@ from kernels.cuda import dispatch
 from kernels.errors import KernelError
 from kernels.wide import Sequences, WidePlan, WideRequest, staged_pages
 from tangram import wide
+from tangram.seal_meter import SealMeter
 from tangram.wide import Bounds, Scoring, WideSteps, cut
 from tests.kernels.wide_batch import POISON, Batch, layout_of, room_behind
 from tests.tangram.simulation import vllm_config
@@ -324,3 +325,20 @@ def test_a_buffer_out_of_a_tables_reach_is_said_and_done_without(
     expected, out = attend(batch, batch.pool_copy(), None), attend(batch, batch.pool_copy(), 3)
     assert torch.equal(out, expected)
     assert "too far apart in memory" in caplog.text
+
+
+def test_chunks_that_are_sealed_in_layers_are_counted_once() -> None:
+    """When the next wide step begins, all layers of the last one are through."""
+    batch = Batch(layout_of(), [(7, 120), (0, 12), (40, 90)])
+    steps = WideSteps(batch.layout, (6, 3), 2, 100, None)
+    steps.meter = SealMeter()
+    for seals in (0, 5):
+        step = steps.of(bounds(batch), batch.pool_copy(), batch.rows, batch.seq_lens)
+        assert step is not None
+        assert steps.meter.to_dict()["seals"] == seals
+        out = torch.empty_like(batch.query)
+        for _ in range(4):  # layers
+            step.attend(
+                out, batch.query, batch.key, batch.value, batch.query_start_loc, batch.heads, Scoring(0.25)
+            )
+    assert steps.meter.to_dict()["seconds"] > 0
