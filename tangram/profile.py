@@ -141,6 +141,15 @@ class Profile:
         return [[min(1.0, max(self.floor, max(need, 1e-6) ** high)) for need in row] for row in needs]
 
 
+def load_profile_file(path: str | Path) -> Profile:
+    """A profile of whatever shape the file has. Raises ProfileError if it cannot be used."""
+    found = read(path)
+    layers, heads = len(found.mean), len(found.mean[0])
+    if [len(row) for row in (*found.mean, *found.std)] != [heads] * 2 * layers:
+        raise ProfileError(f"profile {path} is damaged: its layers have different numbers of KV heads")
+    return Profile(found.mean, found.std, found.floor, str(path), found.calibration)
+
+
 def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:
     """The profile that a configuration names, or the uniform one.
 

@@ -132,9 +132,9 @@ def _checksum(data: dict[str, Any]) -> str:
 
 def _layout(data: dict[str, Any]) -> str:
     """JSON with a line for each row of a table, which people and version control can read."""
-    return (
-        re.sub(r"\[[\d\s.,eE+-]*\]", lambda row: " ".join(row[0].split()), json.dumps(data, indent=1)) + "\n"
-    )
+    text = json.dumps(data, indent=1)
+    # No text holds a line break, so what is joined are rows only.
+    return re.sub(r"\[\n[\d\s.,eE+-]*\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text) + "\n"
 
 
 def _calibration_to_dict(known: Calibration) -> dict[str, Any]:

@@ -12,77 +12,18 @@ import numpy as np
 
 from tangram.calibration.framing import LEAD_TOKENS, Frame, encode, frame_of
 from tangram.calibration.model import Reader, load
-from tangram.calibration.oracle import ORACLES, PART, judge, needs
-from tangram.calibration.samples import BUILTIN, Sample, builtin, from_file, hash_of
+from tangram.calibration.oracle import PART, judge, needs
+from tangram.calibration.samples import Sample, builtin, from_file, hash_of
+from tangram.calibration.settings import BUILTIN, Settings
 from tangram.calibration.state import State
 from tangram.calibration.statistics import DECIMALS, mean_and_std
 from tangram.cli import own_version
-from tangram.config import TangramConfig
 from tangram.errors import ConfigError
 from tangram.profile import Profile
 from tangram.profile_file import Calibration, as_matrix
 
-SCOPES = ("model", "layer")
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 REQUEST_ROOM = 64
 """Tokens that are left for asking the model to repeat; checked again when the request is known."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is calibrated, and how.
-
-    Attributes:
-        model: a directory or a hub id.
-        retention: the share of all cached tokens that the best ones are.
-        data: ``builtin``, or a JSONL file.
-        length: tokens of a sample.
-
-    Raises:
-        ConfigError: naming the field, when a value cannot work.
-    """
-
-    model: str
-    retention: float
-    samples: int = 50
-    oracle: str = "kvzip"
-    scope: str = "model"
-    alpha: float = 1.0
-    data: str = BUILTIN
-    length: int = 3072
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.retention < 1.0:
-            raise ConfigError("retention", f"must be above 0 and below 1, not {self.retention:g}")
-        if self.samples < 1:
-            raise ConfigError("samples", f"must be at least 1, not {self.samples}")
-        for name, choices in (
-            ("oracle", ORACLES),
-            ("scope", SCOPES),
-            ("device", DEVICES),
-            ("dtype", DTYPES),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(name, f"must be one of {', '.join(choices)}, not {value!r}")
-        if not 0.0 <= self.alpha <= 10.0:
-            raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha:g}")
-        if self.length < self.least_length:
-            raise ConfigError("length", f"must be at least {self.least_length}, not {self.length}")
-
-    @property
-    def geometry(self) -> TangramConfig:
-        """Chunk, window and sink that the engine has by default."""
-        return TangramConfig()
-
-    @property
-    def least_length(self) -> int:
-        """Tokens of which one chunk would be sealed."""
-        return self.geometry.chunk + self.geometry.window
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from tangram.config import TangramConfig
 from tangram.rotary import Rotary, find_rotary
 from tangram.scorers import Chunk, Need, get_scorer
 
-ORACLES = ("kvzip", "keydiff", "expected_attention", "snapkv")
 PART = 1024
 """Tokens of the text that are repeated at once. Each part follows the text directly, as if the ones before
 had not been repeated, so that a model of any length has to hold the text and one part only."""
@@ -157,7 +156,7 @@ def judge(
     The latest ``window`` tokens, which the engine always keeps, are left out.
 
     Args:
-        oracle: one of ``ORACLES``.
+        oracle: one of :data:`tangram.calibration.settings.ORACLES`.
         geometry: chunk, window, sink and query window of the engine.
     """
     if oracle == "kvzip":

@@ -12,7 +12,6 @@ from random import Random
 from tangram.calibration.kinds import KINDS
 from tangram.errors import ConfigError
 
-BUILTIN = "builtin"
 CHARACTERS_PER_TOKEN = 8
 """More than any tokenizer needs, so that a text of so many is long enough at the first try."""
 Encode = Callable[[str], list[int]]
