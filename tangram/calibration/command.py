@@ -55,7 +55,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--scope",
         choices=SCOPES,
         default=default.scope,
-        help="among which heads the best tokens are sought: of the model, or of a layer (default %(default)s)",
+        help="where the best tokens are sought: in the whole model, or by layer (default %(default)s)",
     )
     parser.add_argument(
         "--alpha",
@@ -78,7 +78,11 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         help="tokens of a text; longer ones are cut (default %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=default.seed, metavar="S", help="chooses the texts (default %(default)s)"
+        "--seed",
+        type=int,
+        default=default.seed,
+        metavar="S",
+        help="chooses the texts (default %(default)s)",
     )
     parser.add_argument(
         "--device", choices=DEVICES, default=default.device, help="where to compute (default %(default)s)"
