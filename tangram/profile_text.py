@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tangram.advice import Grouping, Margin, advised_margin, groupings, knee, margins, needs_of, shape_of
-from tangram.calibration.statistics import LEAST_LEFT_OUT, rank_correlation, split_half
+from tangram.calibration.statistics import LEAST_LEFT_OUT, between_samples, rank_correlation, split_half
 from tangram.config import TangramConfig
 from tangram.predict import predict
 from tangram.profile import Profile
@@ -53,9 +53,13 @@ def _about(path: str, profile: Profile) -> list[str]:
         f"data     {made['data']}, seed {made['seed']}",
         f"oracle   {made['oracle']}, scope {made['scope']}, retention {made['retention']:g}",
     ]
-    agreement = split_half(needs_of(known))
-    if agreement is not None:
-        lines.append(f"halves   of the samples rank the heads alike by {agreement:.3f} (Spearman)")
+    needs = needs_of(known)
+    halves, pairs = split_half(needs), between_samples(needs)
+    if halves is not None and pairs is not None:
+        lines += [
+            f"alike    two halves of the samples rank the heads alike by {halves:.3f} (Spearman),",
+            f"         two samples by {pairs[0]:.3f} on average, {pairs[1]:.3f} at least",
+        ]
     return lines
 
 

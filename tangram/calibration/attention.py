@@ -91,8 +91,16 @@ def attend(
         out = _explicit(query[0], key[0], value[0], scale, sliding_window, softcap, s_aux, layer, see)
         return out.transpose(0, 1).unsqueeze(0).contiguous(), None
     visible = _visible(query.shape[2], key.shape[2], sliding_window, query.device)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale, enable_gqa=True)
+    # One key a query head: with a mask and shared keys a GPU would fall back to whole matrices of weights.
+    keys, values = (_repeated(part, query.shape[1]) for part in (key, value))
+    out = scaled_dot_product_attention(query, keys, values, attn_mask=visible, scale=scale)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _repeated(part: torch.Tensor, query_heads: int) -> torch.Tensor:
+    """[1, kv_heads, keys, head_size] as [1, query_heads, keys, head_size]."""
+    group = query_heads // part.shape[1]
+    return part if group == 1 else part.repeat_interleave(group, dim=1)
 
 
 def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:

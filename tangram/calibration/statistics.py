@@ -5,6 +5,7 @@ Without torch: a profile is looked at in a fraction of a second.
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,9 @@ def split_half(needs: Needs) -> float | None:
     if len(needs) < 2:
         return None
     return rank_correlation(needs[::2].mean(axis=0), needs[1::2].mean(axis=0))
+
+
+def between_samples(needs: Needs) -> tuple[float, float] | None:
+    """Mean and least rank correlation of the heads' needs over all pairs of samples; None of one sample."""
+    found = [rank_correlation(a, b) for a, b in combinations(needs, 2)]
+    return (float(np.mean(found)), min(found)) if found else None

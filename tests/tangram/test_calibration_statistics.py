@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tangram.advice import Grouping, advised_margin, groupings, knee, margins, shape_of
 from tangram.calibration.statistics import (
     advised_alpha,
+    between_samples,
     cost,
     coverage,
     mean_and_std,
@@ -111,3 +112,9 @@ def test_the_knee_is_where_waste_begins_to_rise() -> None:
     choices = [grouping(1, 1024, 0.0), grouping(4, 256, 0.01), grouping(16, 64, 0.5)]
     assert knee(choices).group_size == 4
     assert knee([grouping(1, 64, 0.1)]).group_size == 1
+
+
+def test_the_pair_of_samples_that_agrees_least_is_told() -> None:
+    needs = np.array([[[0.1, 0.2, 0.3]], [[0.2, 0.3, 0.4]], [[0.3, 0.2, 0.1]]])
+    assert between_samples(needs) == pytest.approx(((1 - 1 - 1) / 3, -1.0))
+    assert between_samples(needs[:1]) is None
