@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -268,6 +269,17 @@ def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         cli.main(command(folder, out, "--oracle", "h2o"))
     assert "invalid choice: 'h2o'" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_a_bar(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(command(folder, tmp_path / "p.json", "--oracle", "keydiff", "--samples", "2")) == 0
+    told = capsys.readouterr().err
+    assert "tangram calibrate: 100%" in told
+    assert "2/2" in told
+    assert "sample 2 of 2" not in told
 
 
 def test_ctrl_c_keeps_what_was_found(
