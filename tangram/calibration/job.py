@@ -23,7 +23,7 @@ from tangram.profile import Profile
 from tangram.profile_file import Calibration, as_matrix
 
 REQUEST_ROOM = 64
-"""Tokens that are left for asking the model to repeat; checked again when the request is known."""
+"""Tokens that are left at least for asking the model to repeat."""
 
 
 @dataclass(frozen=True)

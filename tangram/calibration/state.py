@@ -40,13 +40,16 @@ class State:
                 name for name in before.keys() | settings.keys() if before.get(name) != settings.get(name)
             )
             if changed:
-                why = f"{path} was made with other settings ({', '.join(changed)}): starting anew"
+                why = f"{path} was made with other settings ({', '.join(changed)})"
             else:
                 state.found = _entries(lines[1:])
         except FileNotFoundError:
             pass
         except (ValueError, IndexError, AttributeError, KeyError, TypeError):
-            why = f"{path} is damaged: starting anew"
+            why = f"{path} is damaged"
+        if why:  # hours of work may be in it, and the change a slip
+            old = path.replace(path.with_name(path.name + ".old"))
+            why += f": starting anew, it is kept as {old}"
         state._rewrite()
         return state, why
 

@@ -141,7 +141,11 @@ def test_other_settings_start_anew_and_say_so(
     calibrate(replace(settings, **changed), out, say=said.append)
     assert len(judged) == 3
     (name,) = changed
-    assert said == [f"{state_path(out)} was made with other settings ({name}): starting anew"]
+    state = state_path(out)
+    assert said == [
+        f"{state} was made with other settings ({name}): starting anew, it is kept as {state}.old"
+    ]
+    assert '"sample"' in Path(f"{state}.old").read_text()
 
 
 def test_more_samples_go_on_where_fewer_ended(folder: Path, tmp_path: Path, judged: list[str]) -> None:
@@ -158,7 +162,7 @@ def test_a_damaged_state_starts_anew(tmp_path: Path, content: str) -> None:
     path = tmp_path / "s"
     path.write_text(content)
     state, why = State.open(path, {"a": 1})
-    assert (state.found, why) == ({}, f"{path} is damaged: starting anew")
+    assert (state.found, why) == ({}, f"{path} is damaged: starting anew, it is kept as {path}.old")
     state.add("k", [[0.5]])
     assert State.open(path, {"a": 1})[0].found == {"k": [[0.5]]}
 
