@@ -1,7 +1,7 @@
 """``tangram``: the plugin's command line.
 
 ``tangram serve MODEL [any vLLM option]`` starts stock vLLM's API server with the ragged cache; options of our
-own start with ``--tangram-``.
+own start with ``--tangram-``. ``tangram calibrate`` makes a profile, ``tangram profile`` looks at one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import NoReturn
 
+from tangram import profile_command
+from tangram.calibration import command as calibrate_command
 from tangram.config import HELP, KEY, TangramConfig
 from tangram.errors import ConfigError, TangramError, Unreachable
 from tangram.host import cpu_cache_bytes
@@ -65,6 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
             metavar=field.name.upper(),
             help=HELP[field.name] + ("" if default is None else f" (default {default})"),
         )
+    calibrate_command.add_to(commands)
+    profile_command.add_to(commands)
     return parser
 
 
@@ -216,6 +220,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, extra = build_parser().parse_known_args(given)
     unknown = [name for name in extra if name.startswith("--tangram-")]
     try:
+        if arguments.command != "serve":
+            if extra:
+                raise ConfigError(extra[0], f"is no option of tangram {arguments.command}; see its --help")
+            return int(arguments.run(arguments))
         if unknown:
             raise ConfigError(unknown[0], "is no option of tangram serve; see tangram serve --help")
         serve(arguments, extra)

@@ -14,7 +14,8 @@ from typing import Any
 
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry
-from tangram.profile import Matrix, ModelShape, Profile, build_geometry, in_force
+from tangram.profile import ModelShape, Profile, build_geometry, in_force
+from tangram.profile_file import Matrix
 
 MANY_GROUPS = 12
 """Page tables of sliding-window layers above which there is a warning."""

@@ -11,19 +11,13 @@ Raising to a power keeps at 1 the heads that need everything; multiplying would 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tangram.config import TangramConfig
 from tangram.errors import ConfigError, ProfileError
 from tangram.geometry import Geometry, Head, Tier, ceil_div
-
-FORMAT = "tangram-profile"
-VERSION = 1
-DEFAULT_FLOOR = 0.05
-Matrix = tuple[tuple[float, ...], ...]
+from tangram.profile_file import DEFAULT_FLOOR, Calibration, Matrix, read, write
 
 
 @dataclass(frozen=True)
@@ -39,6 +33,8 @@ class ModelShape:
         window_span: tokens that one of them sees.
         window_state_bytes: bytes of a token in the cache of one of them.
         window_blocks: tokens that their kernel can have in a block, or multiples of these, best first.
+        config_hash, weights_hash: the model's fingerprints (:mod:`tangram.identity`), which a calibrated
+            profile must share; None is not compared.
     """
 
     name: str
@@ -53,6 +49,8 @@ class ModelShape:
     window_span: int = 0
     window_state_bytes: int = 0
     window_blocks: tuple[int, ...] = ()
+    config_hash: str | None = None
+    weights_hash: str | None = None
 
     def window_block(self, page_tokens: int) -> int:
         """Tokens in a block of a sliding-window layer: a page's tokens are a multiple of it, so that all
@@ -81,12 +79,14 @@ class Profile:
         mean, std: [layers][kv_heads], shares of the cache from 0 to 1.
         floor: the least share that any head keeps.
         source: where the profile came from, for people.
+        calibration: how it was made, and on which model; None of a profile written by hand.
     """
 
     mean: Matrix
     std: Matrix
     floor: float = DEFAULT_FLOOR
     source: str = "uniform"
+    calibration: Calibration | None = None
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int) -> Profile:
@@ -101,42 +101,18 @@ class Profile:
         Raises:
             ProfileError: the file is missing, not a profile, newer, damaged, or for another model.
         """
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ProfileError(f"profile {path} cannot be read: {error.strerror}") from None
-        except ValueError:
-            raise ProfileError(f"profile {path} is damaged: it is not JSON") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ProfileError(f"profile {path} is not a Tangram profile: 'format' must be {FORMAT!r}")
-        if data.get("version") != VERSION:
-            raise ProfileError(
-                f"profile {path} has version {data.get('version')}, this release reads {VERSION}: "
-                "calibrate again or upgrade"
-            )
-        mean = _matrix(data.get("mean"), "mean", path, high=1.0)
-        std = _matrix(data.get("std"), "std", path, high=1.0)
-        for name, matrix in (("mean", mean), ("std", std)):
+        found = read(path)
+        for name, matrix in (("mean", found.mean), ("std", found.std)):
             if len(matrix) != layers or any(len(row) != kv_heads for row in matrix):
                 raise ProfileError(
                     f"profile {path} is for another model: {name!r} must be {layers} layers x "
                     f"{kv_heads} KV heads"
                 )
-        floor = data.get("floor", DEFAULT_FLOOR)
-        if not isinstance(floor, int | float) or not 0.0 <= floor < 1.0:
-            raise ProfileError(f"profile {path} is damaged: 'floor' must be from 0 to below 1")
-        return cls(mean, std, float(floor), str(path))
+        return cls(found.mean, found.std, found.floor, str(path), found.calibration)
 
-    def save(self, path: str | Path, **provenance: Any) -> None:
-        """Write the file form; ``provenance`` (oracle, samples, tool version ...) is kept beside."""
-        data = provenance | {
-            "format": FORMAT,
-            "version": VERSION,
-            "mean": self.mean,
-            "std": self.std,
-            "floor": self.floor,
-        }
-        Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    def save(self, path: str | Path) -> None:
+        """Write the file form."""
+        write(path, self.mean, self.std, self.floor, self.calibration)
 
     def needs(self, alpha: float) -> list[list[float]]:
         """[layers][kv_heads]: mean + alpha * std, clipped to [floor, 1]."""
@@ -165,23 +141,27 @@ class Profile:
         return [[min(1.0, max(self.floor, max(need, 1e-6) ** high)) for need in row] for row in needs]
 
 
-def _matrix(value: Any, name: str, path: str | Path, high: float) -> Matrix:
-    if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
-        raise ProfileError(f"profile {path} is damaged: {name!r} must be a list of lists of numbers")
-    for row in value:
-        for number in row:
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0 <= number <= high:
-                raise ProfileError(
-                    f"profile {path} is damaged: {name!r} has {number!r}, not a share from 0 to 1"
-                )
-    return tuple(tuple(float(number) for number in row) for row in value)
+def load_profile_file(path: str | Path) -> Profile:
+    """A profile of whatever shape the file has. Raises ProfileError if it cannot be used."""
+    found = read(path)
+    layers, heads = len(found.mean), len(found.mean[0])
+    if [len(row) for row in (*found.mean, *found.std)] != [heads] * 2 * layers:
+        raise ProfileError(f"profile {path} is damaged: its layers have different numbers of KV heads")
+    return Profile(found.mean, found.std, found.floor, str(path), found.calibration)
 
 
 def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:
-    """The profile that a configuration names, or the uniform one."""
+    """The profile that a configuration names, or the uniform one.
+
+    Raises:
+        ProfileError: it cannot be used, or was calibrated on another model.
+    """
     if config.profile is None:
         return Profile.uniform(shape.layers, shape.kv_heads)
-    return Profile.load(config.profile, shape.layers, shape.kv_heads)
+    profile = Profile.load(config.profile, shape.layers, shape.kv_heads)
+    if profile.calibration is not None:
+        profile.calibration.model.refuse_other(config.profile, shape.config_hash, shape.weights_hash)
+    return profile
 
 
 def in_force(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Profile:

@@ -15,6 +15,7 @@ from kernels.layout import RaggedLayout
 from tangram.config import TangramConfig
 from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
+from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.layers import layer_kinds
 from tangram.profile import ModelShape, Profile, build_geometry, in_force
 from tangram.support import check_supported
@@ -75,6 +76,8 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
         itemsize=dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=model.max_model_len,
+        config_hash=config_fingerprint(model.hf_text_config),
+        weights_hash=weights_fingerprint(model.model, model.revision),
     )
     if not kinds.window:
         return shape

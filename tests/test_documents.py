@@ -1,5 +1,6 @@
 """What the documents name exists: make targets, options, routes, variables, files."""
 
+import argparse
 import re
 import subprocess
 from dataclasses import fields
@@ -58,21 +59,54 @@ def test_every_make_target_is_in_the_help() -> None:
     assert targets == set(re.findall(r"^  make ([a-z-]+)", listed, flags=re.M))
 
 
-def test_documents_name_options_that_exist() -> None:
-    parsers = [build_parser()]
-    options: set[str] = set()
-    while parsers:
-        for action in parsers.pop()._actions:
+def commands_of_tangram() -> dict[str, set[str]]:
+    """Options by command, such as "profile show"; a command of commands has those of all of them too."""
+    found: dict[str, set[str]] = {}
+
+    def visit(parser: argparse.ArgumentParser, name: str) -> set[str]:
+        options: set[str] = set()
+        for action in parser._actions:
             options.update(action.option_strings)
-            if isinstance(action.choices, dict):
-                parsers += action.choices.values()
+            if isinstance(action, argparse._SubParsersAction):
+                for part, below in action.choices.items():
+                    options |= visit(below, f"{name} {part}".strip())
+        found[name] = options
+        return options
+
+    visit(build_parser(), "")
+    return found
+
+
+def test_documents_name_options_that_exist() -> None:
+    commands = commands_of_tangram()
+    options = commands[""]
     assert "--tangram-retention" in options
+    assert "--group-size" in commands["profile show"]
     for document in documents():
         for code in code_in(document):
             for named in re.findall(r"(?<![\w-])(--tangram-[a-z-]+[a-z])", code):
                 assert named in options, f"{document.name}: {named}"
-            for command in re.findall(r"(?:^|[\s/])tangram ([a-z]\w*)", code):
-                assert command == "serve", f"{document.name}: tangram {command}"
+            # A command goes on over lines that end with a backslash.
+            for line in code.replace("\\\n", " ").splitlines():
+                for command, rest in re.findall(r"(?:^|[\s/])tangram ([a-z][\w|]*)(.*)", line):
+                    assert command in commands, f"{document.name}: tangram {command}"
+                    below = rest.split()[:1]
+                    nested = f"{command} {below[0]}" if below else ""
+                    known = commands.get(nested, commands[command])
+                    if command != "serve":  # which takes all of vLLM's options too
+                        for named in re.findall(r"(?<![\w-])(--[a-z-]+[a-z])", rest):
+                            assert named in known, f"{document.name}: tangram {command} {named}"
+
+
+def test_every_command_is_documented() -> None:
+    code = "\n".join(code for document in documents() for code in code_in(document))
+    for command in commands_of_tangram():
+        assert f"tangram {command}".strip() in code, command
+
+
+def test_calibration_lists_every_option() -> None:
+    listed = {first.strip("`").split()[0] for first, *_ in table_under("Options", "calibration.md")}
+    assert listed - {"option", "---"} == commands_of_tangram()["calibrate"] - {"-h", "--help"}
 
 
 def declared_routes() -> set[str]:

@@ -109,11 +109,11 @@ def test_scope_uniform_does_not_even_read_the_profile(tmp_path: Path) -> None:
 def test_file_round_trip(tmp_path: Path) -> None:
     profile = as_profile([[0.1, 0.2, 0.3]] * 4, [[0.0, 0.1, 0.2]] * 4)
     path = tmp_path / "p.json"
-    profile.save(path, oracle="kvzip")
+    profile.save(path)
     loaded = Profile.load(path, 4, 3)
     assert (loaded.mean, loaded.std, loaded.floor) == (profile.mean, profile.std, profile.floor)
     assert build_geometry(TangramConfig(profile=str(path)), SHAPE).tiers[0].keep > 0
-    assert json.loads(path.read_text())["oracle"] == "kvzip"
+    assert json.loads(path.read_text())["calibration"] is None
 
 
 GOOD = {"format": "tangram-profile", "version": 1, "mean": [[0.5] * 3] * 4, "std": [[0.0] * 3] * 4}
@@ -125,7 +125,8 @@ GOOD = {"format": "tangram-profile", "version": 1, "mean": [[0.5] * 3] * 4, "std
         ("{", "damaged: it is not JSON"),
         ("[]", "is not a Tangram profile"),
         (GOOD | {"format": "x"}, "is not a Tangram profile"),
-        (GOOD | {"version": 2}, "has version 2, this release reads 1"),
+        (GOOD | {"version": 2}, "do not fit its checksum"),
+        (GOOD | {"version": 3}, "has version 3, this release reads 1 and 2"),
         (GOOD | {"mean": [[0.5] * 3] * 5}, "for another model"),
         (GOOD | {"std": [[0.5] * 2] * 4}, "for another model"),
         (GOOD | {"mean": [[1.5] * 3] * 4}, "not a share from 0 to 1"),

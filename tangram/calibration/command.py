@@ -1,0 +1,162 @@
+"""``tangram calibrate``: its options, its progress, and what it says at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tangram.calibration.settings import BUILTIN, DEVICES, DTYPES, ORACLES, SCOPES, Settings
+from tangram.errors import ConfigError, TangramError, Unreachable
+
+if TYPE_CHECKING:
+    from tangram.calibration.job import Progress
+
+INTERRUPTED = 130
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to a parser's commands."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="find out how much of its history each head of a model needs",
+        description="Let a model read samples, find out how much of its cache each head needs, and write a "
+        "profile. Stopped, it goes on where it was when the same command is given again.",
+        allow_abbrev=False,
+    )
+    default = Settings("", 0.5)
+    parser.add_argument("--model", required=True, metavar="MODEL", help="a directory or a hub id")
+    parser.add_argument(
+        "--retention",
+        required=True,
+        type=float,
+        metavar="SHARE",
+        help="the share of all cached tokens that the best ones are; engines may use the profile at another",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the profile to write")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=default.samples,
+        metavar="N",
+        help="texts to read (default %(default)s)",
+    )
+    parser.add_argument(
+        "--oracle",
+        choices=ORACLES,
+        default=default.oracle,
+        help="who judges tokens: kvzip, by what the model looks at when it repeats the text, or one of the "
+        "engine's own scorers (default %(default)s)",
+    )
+    parser.add_argument(
+        "--scope",
+        choices=SCOPES,
+        default=default.scope,
+        help="where the best tokens are sought: in the whole model, or by layer (default %(default)s)",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        default=default.alpha,
+        metavar="A",
+        help="safety margin that is proposed, in standard deviations (default %(default)g)",
+    )
+    parser.add_argument(
+        "--data",
+        default=default.data,
+        metavar=f"{BUILTIN}|FILE.jsonl",
+        help="texts: ours, or a file of JSON objects with a 'text', one a line (default %(default)s)",
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=default.length,
+        metavar="TOKENS",
+        help="tokens of a text; longer ones are cut (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=default.seed,
+        metavar="S",
+        help="chooses the texts (default %(default)s)",
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, default=default.device, help="where to compute (default %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=default.dtype,
+        help="type to compute in; auto is float32 on a CPU, the model's own on a GPU (default %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Calibrate. Returns the exit status."""
+    try:
+        return _run(arguments)
+    except Unreachable:
+        raise
+    except ConfigError as error:
+        where = error.field if error.field == "MODEL" else f"--{error.field}"
+        raise TangramError(str(error).replace(error.field, where, 1)) from None
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    named = {name: value for name, value in vars(arguments).items() if name in Settings.__dataclass_fields__}
+    settings = Settings(**named)
+    try:
+        from tangram.calibration.job import calibrate, state_path
+    except ImportError as error:
+        sentence = f"calibrating needs torch and transformers, which come with vLLM 0.32 ({error})"
+        raise TangramError(sentence) from None
+    out: Path = arguments.out
+    try:
+        profile = calibrate(settings, out, _teller(), _say)
+    except KeyboardInterrupt:
+        state = state_path(out)
+        kept = f"; what was found is in {state}, and the same command goes on" if state.exists() else ""
+        _say(f"stopped{kept}")
+        return INTERRUPTED
+    spread = sum(map(sum, profile.std)) / sum(map(len, profile.std))
+    print(f"{out}: {len(profile.mean)} layers x {len(profile.mean[0])} KV heads, mean spread {spread:.3f}")
+    print(f"See `tangram profile show {out}`; serve with `--tangram-profile {out}`.")
+    return 0
+
+
+def _say(sentence: str) -> None:
+    print(f"tangram: {sentence}", file=sys.stderr, flush=True)
+
+
+def _teller() -> Callable[[Progress], None]:
+    """Tells each sample on standard error: a bar in a terminal that has tqdm, else a line."""
+    began = time.monotonic()
+    bar: Any = None
+
+    def tell(progress: Progress) -> None:
+        nonlocal bar
+        if bar is None and sys.stderr.isatty():
+            bar = _bar(progress.total)
+        if bar is not None:
+            bar.set_postfix_str(progress.kind, refresh=False)
+            bar.update(1)
+            if progress.done == progress.total:
+                bar.close()
+            return
+        elapsed = time.monotonic() - began
+        _say(f"sample {progress.done} of {progress.total} ({progress.kind}), {elapsed:.0f} s since the start")
+
+    return tell
+
+
+def _bar(total: int) -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total, unit="sample", desc="tangram calibrate")

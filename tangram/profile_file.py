@@ -1,0 +1,208 @@
+"""The file form of a profile: one JSON object, with a version and a checksum.
+
+Version 1 holds mean, std and floor and names no model. Version 2 adds what a calibration knows: the model and
+its fingerprints, how it was made, and every sample's needs; and a checksum over all of it. Who writes a
+profile by hand uses version 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tangram.errors import ProfileError
+from tangram.identity import ModelIdentity
+
+FORMAT = "tangram-profile"
+VERSION = 2
+READS = (1, 2)
+DEFAULT_FLOOR = 0.05
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Where a profile comes from.
+
+    Attributes:
+        settings: how it was made: oracle, scope, retention, alpha, length, seed, data, dtype, window, sink.
+        samples: how many; ``samples_hash`` is of their tokens.
+        created: ISO 8601, UTC.
+        tool: the release that made it.
+        least, most: [layers][kv_heads], over samples.
+        needs: [samples][layers][kv_heads], shares from 0 to 1.
+    """
+
+    model: ModelIdentity
+    settings: dict[str, Any]
+    samples: int
+    samples_hash: str
+    created: str
+    tool: str
+    least: Matrix
+    most: Matrix
+    needs: tuple[Matrix, ...]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds, checked."""
+
+    mean: Matrix
+    std: Matrix
+    floor: float
+    calibration: Calibration | None
+
+
+SETTINGS: dict[str, tuple[type, ...]] = {
+    "oracle": (str,),
+    "scope": (str,),
+    "retention": (float, int),
+    "alpha": (float, int),
+    "length": (int,),
+    "seed": (int,),
+    "data": (str,),
+    "dtype": (str,),
+    "window": (int,),
+    "sink": (int,),
+}
+
+
+def read(path: str | Path) -> Contents:
+    """Read and check a profile file of any version that this release knows.
+
+    Raises:
+        ProfileError: the file is missing, not a profile, newer, or damaged.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"profile {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ProfileError(f"profile {path} is damaged: it is not JSON") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ProfileError(f"profile {path} is not a Tangram profile: 'format' must be {FORMAT!r}")
+    version = data.get("version")
+    if version not in READS or isinstance(version, bool):
+        raise ProfileError(
+            f"profile {path} has version {version}, this release reads {' and '.join(map(str, READS))}: "
+            "calibrate again or upgrade"
+        )
+    if version > 1 and data.get("checksum") != _checksum(data):
+        raise ProfileError(f"profile {path} is damaged: its contents do not fit its checksum")
+    mean, std = (_matrix(data.get(name), name, path) for name in ("mean", "std"))
+    floor = data.get("floor", DEFAULT_FLOOR)
+    if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0.0 <= floor < 1.0:
+        raise ProfileError(f"profile {path} is damaged: 'floor' must be from 0 to below 1")
+    known = data.get("calibration") if version > 1 else None
+    calibration = None if known is None else _calibration(known, mean, std, path)
+    return Contents(mean, std, float(floor), calibration)
+
+
+def write(path: str | Path, mean: Matrix, std: Matrix, floor: float, calibration: Calibration | None) -> None:
+    """Write version 2; whoever reads meanwhile finds the file before or the whole one after."""
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "floor": floor,
+        "calibration": None if calibration is None else _calibration_to_dict(calibration),
+        "mean": mean,
+        "std": std,
+    }
+    data["checksum"] = _checksum(data)
+    fresh = Path(path).with_name(Path(path).name + ".new")
+    fresh.write_text(_layout(data), encoding="utf-8")
+    fresh.replace(path)
+
+
+def as_matrix(table: Iterable[Iterable[float]]) -> Matrix:
+    """Plain numbers, as a profile has them."""
+    return tuple(tuple(float(value) for value in row) for row in table)
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    rest = {name: value for name, value in data.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _layout(data: dict[str, Any]) -> str:
+    """JSON with a line for each row of a table, which people and version control can read."""
+    text = json.dumps(data, indent=1)
+    # No text holds a line break, so what is joined are rows only.
+    return re.sub(r"\[\n[\d\s.,eE+-]*\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text) + "\n"
+
+
+def _calibration_to_dict(known: Calibration) -> dict[str, Any]:
+    return {
+        "model": known.model.to_dict(),
+        "settings": known.settings,
+        "samples": known.samples,
+        "samples_hash": known.samples_hash,
+        "created": known.created,
+        "tool": known.tool,
+        "min": known.least,
+        "max": known.most,
+        "needs": known.needs,
+    }
+
+
+def _calibration(data: Any, mean: Matrix, std: Matrix, path: str | Path) -> Calibration:
+    def damaged(what: str) -> ProfileError:
+        return ProfileError(f"profile {path} is damaged: {what}")
+
+    if not isinstance(data, dict):
+        raise damaged("'calibration' must be an object")
+    try:
+        model = ModelIdentity.from_dict(data.get("model"))
+    except ValueError as error:
+        raise damaged(str(error)) from None
+    settings = data.get("settings")
+    if not isinstance(settings, dict) or any(
+        isinstance(settings.get(name), bool) or not isinstance(settings.get(name), kinds)
+        for name, kinds in SETTINGS.items()
+    ):
+        raise damaged("'settings' must have " + ", ".join(SETTINGS))
+    for name in ("samples_hash", "created", "tool"):
+        if not isinstance(data.get(name), str):
+            raise damaged(f"{name!r} must be a text")
+    needs = data.get("needs")
+    if not isinstance(needs, list) or not needs or len(needs) != data.get("samples"):
+        raise damaged("'needs' must have a table for each of its 'samples'")
+    tables = {name: _matrix(data.get(name), name, path) for name in ("min", "max")}
+    every = tuple(_matrix(table, "needs", path) for table in needs)
+    for name, table in [
+        ("mean", mean),
+        ("std", std),
+        *tables.items(),
+        *(("needs", table) for table in every),
+    ]:
+        if len(table) != model.layers or any(len(row) != model.kv_heads for row in table):
+            raise damaged(f"{name!r} must be {model.layers} layers x {model.kv_heads} KV heads")
+    return Calibration(
+        model=model,
+        settings=settings,
+        samples=len(every),
+        samples_hash=data["samples_hash"],
+        created=data["created"],
+        tool=data["tool"],
+        least=tables["min"],
+        most=tables["max"],
+        needs=every,
+    )
+
+
+def _matrix(value: Any, name: str, path: str | Path) -> Matrix:
+    if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
+        raise ProfileError(f"profile {path} is damaged: {name!r} must be a list of lists of numbers")
+    for row in value:
+        for number in row:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0 <= number <= 1.0:
+                raise ProfileError(
+                    f"profile {path} is damaged: {name!r} has {number!r}, not a share from 0 to 1"
+                )
+    return as_matrix(value)

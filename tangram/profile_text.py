@@ -1,0 +1,177 @@
+"""A profile in a terminal: tables and a heat map in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tangram.advice import Grouping, Margin, advised_margin, groupings, knee, margins, needs_of, shape_of
+from tangram.calibration.statistics import LEAST_LEFT_OUT, between_samples, rank_correlation, split_half
+from tangram.config import TangramConfig
+from tangram.predict import predict
+from tangram.profile import Profile
+from tangram.profile_file import Calibration
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+LENGTHS = (4096, 32768, 131072)
+MOST_DIFFERENT = 10
+Table = Sequence[Sequence[float]]
+
+
+def show(path: str, profile: Profile, config: TangramConfig) -> list[str]:
+    """All that is known of a profile, and what ``config`` would make of it."""
+    budgets = profile.budgets(config.retention, config.alpha)
+    lines = [*_about(path, profile), "", *_heat_map(budgets), "", *_layers(profile, budgets)]
+    known = profile.calibration
+    if known is None:
+        return [*lines, "", "The profile names no model and no samples: no memory, no coverage."]
+    sizes = groupings(config, shape_of(known), profile)
+    return [
+        *lines,
+        "",
+        *_memory(profile, known, config),
+        "",
+        *_groups(sizes),
+        "",
+        *_margins(margins(profile, known), known.samples),
+        "",
+        *_advice(profile, known, sizes),
+    ]
+
+
+def _about(path: str, profile: Profile) -> list[str]:
+    layers, heads = len(profile.mean), len(profile.mean[0])
+    known = profile.calibration
+    if known is None:
+        return [f"{path}: {layers} layers x {heads} KV heads, written by hand"]
+    model, made = known.model, known.settings
+    lines = [
+        f"{path}",
+        f"model    {model.name} ({model.architecture}), {model.dtype}",
+        f"heads    {layers} layers x {heads} KV heads of {model.head_size}",
+        f"made     {known.created} by tangram {known.tool}, computed in {made['dtype']}",
+        f"from     {known.samples} samples of {made['length']} tokens, hash {known.samples_hash[:12]}",
+        f"data     {made['data']}, seed {made['seed']}",
+        f"oracle   {made['oracle']}, scope {made['scope']}, retention {made['retention']:g}",
+    ]
+    needs = needs_of(known)
+    halves, pairs = split_half(needs), between_samples(needs)
+    if halves is not None and pairs is not None:
+        lines += [
+            f"alike    two halves of the samples rank the heads alike by {halves:.3f} (Spearman),",
+            f"         two samples by {pairs[0]:.3f} on average, {pairs[1]:.3f} at least",
+        ]
+    return lines
+
+
+def _heat_map(budgets: Table) -> list[str]:
+    """A line for each KV head, a block for each layer."""
+    lines = ["Budgets, layers from left to right, from nothing ( ) to all of it (█):"]
+    for head in range(len(budgets[0])):
+        blocks = "".join(_block(row[head]) for row in budgets)
+        lines.append(f"  head {head:>3} |{blocks}|")
+    return lines
+
+
+def _block(share: float) -> str:
+    return BLOCKS[min(len(BLOCKS) - 1, round(share * (len(BLOCKS) - 1)))]
+
+
+def _layers(profile: Profile, budgets: Table) -> list[str]:
+    """A line for each layer, means over its heads."""
+    known = profile.calibration
+    lines = ["layer   need    std  least   most  budget  budgets of the heads"]
+    for layer, (mean, std, row) in enumerate(zip(profile.mean, profile.std, budgets, strict=True)):
+        least, most = (min(mean), max(mean))
+        if known is not None:
+            least, most = min(known.least[layer]), max(known.most[layer])
+        heads = " ".join(f"{share:.2f}" for share in row)
+        means = f"{_mean(mean):.3f}  {_mean(std):.3f}  {least:.3f}  {most:.3f}"
+        lines.append(f"{layer:>5}  {means}  {_mean(row):>6.3f}  {heads}")
+    return lines
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _memory(profile: Profile, known: Calibration, config: TangramConfig) -> list[str]:
+    found = predict(config, shape_of(known), profile, LENGTHS)
+    group = found.geometry.group_size
+    setting = f"retention {config.retention:g}, alpha {config.alpha:g}, scope {config.scope}"
+    lines = [f"A conversation at {setting}, groups of {group}:", " tokens     memory  full cache   share"]
+    for at in found.at:
+        beyond = "" if at.tokens <= known.model.max_model_len else "  (longer than the model)"
+        share = at.bytes / at.full_bytes
+        lines.append(
+            f"{at.tokens:>7} {_size(at.bytes):>10}  {_size(at.full_bytes):>10}  {share:>6.1%}{beyond}"
+        )
+    return [*lines, *(f"Note: {warning}" for warning in found.warnings)]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _groups(sizes: list[Grouping]) -> list[str]:
+    lines = [
+        "Fragmentation: tokens kept above the heads' own budgets, and padding",
+        " group  tiers  page KiB  row width  above  padding",
+    ]
+    return lines + [
+        f"{g.group_size:>6}  {g.tiers:>5}  {g.page_bytes / 1024:>8.1f}  {g.row_width:>9}  {g.excess:>5.1%}  "
+        f"{g.padding:>7.1%}"
+        for g in sizes
+    ]
+
+
+def _margins(found: list[Margin], samples: int) -> list[str]:
+    lines = ["Coverage: share of the samples' needs that mean + alpha x std covers", " alpha  covered   cost"]
+    if samples < LEAST_LEFT_OUT:
+        lines.insert(1, f"(of {samples} samples: each is judged by itself too, which flatters)")
+    return lines + [f"{m.alpha:>6.2f}  {m.covered:>7.1%}  {m.cost:>5.3f}" for m in found]
+
+
+def _advice(profile: Profile, known: Calibration, sizes: list[Grouping]) -> list[str]:
+    margin, group = advised_margin(profile, known), knee(sizes)
+    first = "no alpha up to 5 covers 95% of the needs: calibrate on more samples."
+    if margin is not None:
+        first = f"alpha {margin.alpha:g} covers {margin.covered:.1%} of the needs at least cost"
+        first += f" ({margin.cost:.3f} of the cache before scaling)."
+    second = f"groups of {group.group_size} lie at the knee of waste ({group.waste:.1%})"
+    return [f"Advice: {first}", f"Advice: {second} against row width ({group.row_width})."]
+
+
+def diff(a: Profile, b: Profile, config: TangramConfig) -> list[str]:
+    """How two profiles of heads in the same arrangement differ."""
+    ours, theirs = (one.budgets(config.retention, config.alpha) for one in (a, b))
+    pairs = [
+        (abs(x - y), layer, head, x, y)
+        for layer, rows in enumerate(zip(ours, theirs, strict=True))
+        for head, (x, y) in enumerate(zip(*rows, strict=True))
+    ]
+    lines = [f"A  {a.source}", f"B  {b.source}", *_differences(a, b)]
+    mean, largest = _mean([pair[0] for pair in pairs]), max(pairs)[0]
+    setting = f"retention {config.retention:g}, alpha {config.alpha:g}"
+    lines += [
+        f"Needs agree in rank by {rank_correlation(a.mean, b.mean):.3f} (Spearman).",
+        f"Budgets at {setting} differ by {mean:.3f} on average, {largest:.3f} at most.",
+        "layer  head      A      B",
+    ]
+    most = sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2]))[:MOST_DIFFERENT]
+    return lines + [f"{layer:>5}  {head:>4}  {x:.3f}  {y:.3f}" for _, layer, head, x, y in most]
+
+
+def _differences(a: Profile, b: Profile) -> list[str]:
+    if a.calibration is None or b.calibration is None:
+        return []
+    ours, theirs = (
+        {"model": known.model.name, "weights": known.model.weights_hash, "samples": known.samples}
+        | {"samples_hash": known.samples_hash[:12]}
+        | known.settings
+        for known in (a.calibration, b.calibration)
+    )
+    return [
+        f"{name}: {ours[name]} in A, {theirs.get(name)} in B"
+        for name in ours
+        if ours[name] != theirs.get(name)
+    ]
