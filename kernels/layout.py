@@ -103,6 +103,15 @@ class RaggedLayout:
         boundary."""
         return (self.sealed(tokens) + 1) * self.chunk + self.window
 
+    def segments(self, cached: int, length: int) -> Iterator[tuple[int, int]]:
+        """A step from ``cached`` to ``length`` tokens, cut where it crosses seal boundaries: (tokens before,
+        tokens after) of each segment. Before every one but the first the chunk ``sealed(start)`` of the one
+        before it is due."""
+        while cached < length:
+            end = min(length, self.step_end(cached))
+            yield cached, end
+            cached = end
+
     def width(self, tokens: int) -> int:
         """Row entries that a sequence of ``tokens`` tokens may use."""
         return self.ring_pages + self.sealed(tokens) * self.pages_per_chunk

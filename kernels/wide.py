@@ -85,9 +85,7 @@ class WidePlan:
         for one in wide:
             first = layout.sealed(one.cached) * chunk
             requests += [one.row, one.token, one.cached, one.length, first, pages]
-            begin = one.cached
-            while begin < one.length:
-                end = min(one.length, layout.step_end(begin))
+            for begin, end in layout.segments(one.cached, one.length):
                 sealed, count = layout.sealed(begin), end - begin
                 page = pages + (sealed * chunk - first) // size
                 token = one.token + begin - one.cached
@@ -96,7 +94,6 @@ class WidePlan:
                 if end < one.length:
                     due += [one.row, sealed]
                     origin.append(page)
-                begin = end
             tail = max(tail, -(-one.cached // size) - first // size)
             new = max(new, -(-one.length // size) - one.cached // size)
             pages += -(-(one.length - first) // size)

@@ -226,12 +226,6 @@ class Geometry:
         """The first boundary above ``n``."""
         return self.boundary(self.sealed(n))
 
-    def cuts(self, start: int, end: int) -> range:
-        """The boundaries strictly between two lengths: where a step from ``start`` to ``end`` cached tokens
-        must seal a chunk on its way. The one at ``start`` is sealed before the step, the one at ``end``
-        before the next."""
-        return range(self.next_boundary(start), end, self.chunk)
-
     @cached_property
     def least_wide(self) -> int:
         """New tokens that a step must bring to be worth crossing a boundary. It also bounds how many requests

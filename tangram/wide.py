@@ -84,8 +84,14 @@ class Part:
     due: torch.Tensor | None = None
 
 
-def cut(layout: RaggedLayout, bounds: Bounds, device: torch.device) -> list[Part]:
-    """A step in parts that cross no boundary, in the order of its tokens."""
+def cut(
+    layout: RaggedLayout, bounds: Bounds, wide: Sequence[WideRequest], device: torch.device
+) -> list[Part]:
+    """A step in parts that cross no boundary, in the order of its tokens.
+
+    Args:
+        wide: those of ``bounds`` that cross one.
+    """
     parts: list[Part] = []
 
     def add(rows: slice, steps: Sequence[tuple[int, int]], token: int, due: int | None = None) -> None:
@@ -98,14 +104,13 @@ def cut(layout: RaggedLayout, bounds: Bounds, device: torch.device) -> list[Part
 
     steps = list(zip(bounds.starts, bounds.ends, strict=True))
     before = 0
-    for one in bounds.wide(layout):
+    for one in wide:
         if before < one.row:
             add(slice(before, one.row), steps[before : one.row], bounds.tokens[before])
-        begin, due = one.cached, None
-        while begin < one.length:
-            end = min(one.length, layout.step_end(begin))
+        due = None
+        for begin, end in layout.segments(one.cached, one.length):
             add(slice(one.row, one.row + 1), [(begin, end)], one.token + begin - one.cached, due)
-            begin, due = end, layout.sealed(begin)
+            due = layout.sealed(begin)
         before = one.row + 1
     if before < len(steps):
         add(slice(before, len(steps)), steps[before:], bounds.tokens[before])
@@ -191,6 +196,38 @@ class WideSteps:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """What a layer brings to a step; see :meth:`WideStep.attend`."""
+
+    out: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    heads: Heads
+    scoring: Scoring
+
+    def narrow(
+        self,
+        step: WideStep,
+        tokens: slice,
+        rows: slice,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *hints: Any,
+    ) -> None:
+        """Write and attend tokens of requests that cross no boundary.
+
+        Args:
+            tokens, rows: where they lie in the step and in its batch.
+            hints: the last arguments of :func:`kernels.ragged_attention`.
+        """
+        batch = (step.pool, step.rows[rows], query_start_loc, seq_lens, *self.heads, step.steps.layout)
+        ragged_append(self.key[tokens], self.value[tokens], *batch)
+        how = (self.scoring.scale, self.scoring.sinks, self.scoring.soft_cap)
+        ragged_attention(self.out[tokens], self.query[tokens], *batch, *how, *hints)
+
+
+@dataclass(frozen=True)
 class WideStep:
     """One step, for its layers one after another."""
 
@@ -219,58 +256,41 @@ class WideStep:
             out, query: [tokens, query heads, head_size]; key, value: [tokens, kv_heads, head_size].
             query_start_loc: int32 [requests + 1].
         """
+        layer = Layer(out, query, key, value, heads, scoring)
         if self.sequences is None or self.plan is None or scoring.sinks is not None:
-            self._part_by_part(out, query, key, value, heads, scoring)
+            for part in self.parts:
+                if part.due is not None:
+                    self._seal(self.rows[part.rows], part.due, heads)
+                layer.narrow(self, part.tokens, part.rows, part.query_start_loc, part.seq_lens)
             return
-        self._rest(out, query, key, value, query_start_loc, heads, scoring)
-        self._at_once(self.sequences, self.plan, out, query, key, value, heads, scoring)
-
-    def _part_by_part(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        heads: Heads,
-        scoring: Scoring,
-    ) -> None:
-        layout = self.steps.layout
-        for part in self.parts:
-            rows, own = self.rows[part.rows], part.tokens
-            if part.due is not None:
-                self._seal(rows, part.due, heads)
-            batch = (self.pool, rows, part.query_start_loc, part.seq_lens, *heads, layout)
-            ragged_append(key[own], value[own], *batch)
-            how = (scoring.scale, scoring.sinks, scoring.soft_cap)
-            ragged_attention(out[own], query[own], *batch, *how)
+        if self.others:  # requests that cross no boundary
+            hints = (max(self.others), 1 in self.others)
+            every = slice(None)
+            layer.narrow(self, every, every, query_start_loc, self.other_lens, *hints)
+        self._at_once(self.sequences, self.plan, layer)
 
     @cached_property
     def parts(self) -> list[Part]:
         """For where they go one by one."""
-        return cut(self.steps.layout, self.bounds, self.pool.device)
+        return cut(self.steps.layout, self.bounds, self.wide, self.pool.device)
 
     def _seal(self, rows: torch.Tensor, due: torch.Tensor, heads: Heads, **staged: Any) -> None:
         layout = self.steps.layout
-        every = due.new_zeros(layout.tiers)  # heads of other layers: not asked about
         begin = time.perf_counter()
-        ragged_seal(self.pool, rows, due, every, layout, self.steps.sink, heads=heads, **staged)
+        ragged_seal(self.pool, rows, due, self.others_heads, layout, self.steps.sink, heads=heads, **staged)
         self.steps.sealing += time.perf_counter() - begin
 
     def _at_once(
         self,
         sequences: Sequences,
         plan: WidePlan,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        heads: Heads,
-        scoring: Scoring,
+        layer: Layer,
     ) -> None:
         """Every segment and KV head of the wide requests is a sequence of one call."""
-        packed, table, used = sequences.stage(query, key, value, self.rows, *heads, plan)
+        own = (layer.query, layer.key, layer.value)
+        packed, table, used = sequences.stage(*own, self.rows, *layer.heads, plan)
         if len(plan.due):
-            self._seal(self.rows, plan.due, heads, staged=(sequences.staged, plan.origin))
+            self._seal(self.rows, plan.due, layer.heads, staged=(sequences.staged, plan.origin))
         keys, values = sequences.pages_view()
         answers = torch.empty_like(packed)
         flash()(
@@ -281,33 +301,20 @@ class WideStep:
             cu_seqlens_q=plan.starts,
             max_seqlen_k=plan.most_keys,
             seqused_k=used,
-            softmax_scale=scoring.scale,
+            softmax_scale=layer.scoring.scale,
             causal=True,
-            softcap=scoring.soft_cap,
+            softcap=layer.scoring.soft_cap,
             block_table=table,
             out=answers,
             num_splits=1,
             fa_version=self.steps.version,
         )
-        sequences.unpack(out, answers, plan)
+        sequences.unpack(layer.out, answers, plan)
 
-    def _rest(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        heads: Heads,
-        scoring: Scoring,
-    ) -> None:
-        """The requests that cross no boundary."""
-        if not self.others:
-            return
-        batch = (self.pool, self.rows, query_start_loc, self.other_lens, *heads, self.steps.layout)
-        ragged_append(key, value, *batch)
-        how = (scoring.scale, scoring.sinks, scoring.soft_cap)
-        ragged_attention(out, query, *batch, *how, max(self.others), 1 in self.others)
+    @cached_property
+    def others_heads(self) -> torch.Tensor:
+        """What sealing is given where it is asked about one layer's heads only: int32 [tiers], not read."""
+        return self.rows.new_zeros(self.steps.layout.tiers)
 
     @cached_property
     def others(self) -> list[int]:

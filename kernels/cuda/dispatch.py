@@ -105,58 +105,26 @@ def seal(
 
 
 def stage(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pool: torch.Tensor,
-    rows: torch.Tensor,
-    head_tier: torch.Tensor,
-    head_member: torch.Tensor,
-    tier_offset: torch.Tensor,
-    page_tokens: int,
-    ring_slots: int,
-    chunk: int,
-    window: int,
-    requests: torch.Tensor,
-    segments: torch.Tensor,
-    starts: torch.Tensor,
-    staged: torch.Tensor,
-    packed: torch.Tensor,
-    table: torch.Tensor,
-    used: torch.Tensor,
-    unit: int,
-    staged_at: int,
-    most_tail: int,
-    most_new: int,
-    most_tokens: int,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, *rest: Any
 ) -> None:
-    """``tangram::ragged_stage`` on a GPU."""
-    tables = (rows, head_tier, head_member, tier_offset)
-    geometry = (page_tokens, ring_slots, chunk, window)
-    plan, buffers = (requests, segments, starts), (staged, packed, table, used)
-    places, most = (unit, staged_at), (most_tail, most_new, most_tokens)
-    library = native(pool.device, pool.dtype, query.shape[2]) if _fits(pool, page_tokens) else None
+    """``tangram::ragged_stage`` on a GPU; the arguments are those of ``kernels.fallback``."""
+    tables, geometry, plan, buffers = rest[:4], rest[4:8], rest[8:11], rest[11:15]
+    places, most = rest[15:17], rest[17:]
+    library = native(pool.device, pool.dtype, query.shape[2]) if _fits(pool, geometry[0]) else None
     if library is None:
-        fallback.stage(query, key, value, pool, *tables, *geometry, *plan, *buffers, *places, *most)
+        fallback.stage(query, key, value, pool, *rest)
         return
     query, key, value = (t if _aligned(t, 16) else t.contiguous() for t in (query, key, value))
     library.stage(query, key, value, pool, tables, geometry, plan, buffers, places, most)
 
 
-def unpack(
-    out: torch.Tensor,
-    packed: torch.Tensor,
-    segments: torch.Tensor,
-    starts: torch.Tensor,
-    kv_heads: int,
-    most_tokens: int,
-) -> None:
-    """``tangram::ragged_unpack`` on a GPU."""
+def unpack(out: torch.Tensor, *rest: Any) -> None:
+    """``tangram::ragged_unpack`` on a GPU; the arguments are those of ``kernels.fallback``."""
     library = native(out.device, out.dtype, out.shape[2]) if _aligned(out, 16) else None
     if library is None:
-        fallback.unpack(out, packed, segments, starts, kv_heads, most_tokens)
+        fallback.unpack(out, *rest)
     else:
-        library.unpack(out, packed, segments, starts, kv_heads, most_tokens)
+        library.unpack(out, *rest)
 
 
 def _fits(pool: torch.Tensor, page_tokens: int) -> bool:

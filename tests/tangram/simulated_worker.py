@@ -133,7 +133,7 @@ class SimulatedWorker:
         staged = 0
         for name, count in output.num_scheduled_tokens.items():
             start, end = self.computed[name], self.computed[name] + count
-            if self.g.cuts(start, end):
+            if len(self.parts(start, end)) > 1:
                 staged += -(-(end - self.g.sealed(start) * self.g.chunk) // self.g.page_tokens)
         assert staged <= self.room, "a wide step stages more than there is room for"
 

@@ -145,7 +145,7 @@ def test_parts_cross_nothing_and_cover_the_step_in_order(seed: int) -> None:
     tokens = [sum(counts[:i]) for i in range(len(counts) + 1)]
     step = Bounds(starts, [s + c for s, c in zip(starts, counts, strict=True)], tokens)
     at, computed = 0, list(starts)
-    for part in cut(layout, step, torch.device("cpu")):
+    for part in cut(layout, step, step.wide(layout), torch.device("cpu")):
         assert part.tokens.start == at
         at = part.tokens.stop
         steps = part.query_start_loc.diff().tolist()
