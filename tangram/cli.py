@@ -1,7 +1,8 @@
 """``tangram``: the plugin's command line.
 
 ``tangram serve MODEL [any vLLM option]`` starts stock vLLM's API server with the ragged cache; options of our
-own start with ``--tangram-``. ``tangram calibrate`` makes a profile, ``tangram profile`` looks at one.
+own start with ``--tangram-``. ``tangram calibrate`` makes a profile, ``tangram profile`` looks at one,
+``tangram plan`` says what fits a GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tangram.errors import ConfigError, TangramError, Unreachable
 from tangram.host import cpu_cache_bytes
 from tangram.hub import check_reachable, local_path
 from tangram.naming import as_asked, option, variable
+from tangram.plan import command as plan_command
 from tangram.plugin import CPU_WORKER, ENABLE_VARIABLE, SCHEDULER
 
 USAGE_ERROR = 2
@@ -69,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
     calibrate_command.add_to(commands)
     profile_command.add_to(commands)
+    plan_command.add_to(commands)
     return parser
 
 

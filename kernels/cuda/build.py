@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sysconfig
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -106,16 +107,24 @@ def library(variant: Variant, flags: tuple[str, ...] = (), into: Path | None = N
 
 
 def find_compiler() -> list[str]:
-    """nvcc's command: ``$NVCC``, else the one on the path, else that of ``$CUDA_HOME`` or /usr/local/cuda."""
+    """nvcc's command: ``$NVCC``, else the one on the path, else that of ``$CUDA_HOME`` or /usr/local/cuda, else
+    the one that the CUDA build of vLLM brings as a Python package."""
     chosen = shlex.split(os.environ.get("NVCC", ""))
     home = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
-    for command in [chosen] if chosen else [["nvcc"], [str(home / "bin" / "nvcc")]]:
+    known = [["nvcc"], *([str(folder / "bin" / "nvcc")] for folder in (home, *packaged_toolkits()))]
+    for command in [chosen] if chosen else known:
         if shutil.which(command[0]):
             return command
     raise KernelBuildError(
         f"no nvcc found (tried {' '.join(chosen) or f'nvcc on the path and in {home}'}): install the CUDA "
         "toolkit or name its nvcc in NVCC, or set TANGRAM_KERNELS=reference to run the slow kernels"
     )
+
+
+def packaged_toolkits() -> list[Path]:
+    """CUDA toolkits among the installed Python packages, the newest first."""
+    roots = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return sorted((path for root in roots for path in Path(root).glob("nvidia/cu[0-9]*")), reverse=True)
 
 
 def _newest(directory: Path, name: str) -> Path | None:
