@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from app.errors import PortTaken
 from app.factory import build_services, create_app
+from app.preflight.problems import PreflightFailed
+from app.preflight.start import prepare
 from app.services import Services
 from app.settings import Settings
 from db.errors import DbError
@@ -77,7 +79,8 @@ class Server(uvicorn.Server):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until a signal. Returns the exit code: 2 for a setting that cannot work, a taken port included.
+    """Run until a signal. Returns the exit code: 2 for a setting that cannot work, a taken port included;
+    what the preflight found has codes of its own.
 
     arguments: None for those of the command line.
     """
@@ -102,6 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(error.message)
         return EXIT_CONFIGURATION
     with listening:
+        try:
+            settings = prepare(settings, _say)
+        except PreflightFailed as error:
+            return error.code
         return _serve(settings, listening)
 
 

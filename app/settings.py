@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import shlex
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -45,6 +46,15 @@ class Settings(BaseSettings):
 
     start_timeout: float = Field(default=900.0, gt=0)
     """Seconds that the engine may take to become ready."""
+
+    expect_gpu: bool = False
+    """Whether the engine is to run on a GPU: what that needs is then looked at before anything starts."""
+
+    preflight: Literal["on", "warn", "off"] = "on"
+    """What the look at the host before the start does: refuse, only say what it finds, or nothing."""
+
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """A port, on all addresses, for Prometheus alone: metrics of app and engine without a key; 0 for none."""
 
     session_days: int = Field(default=30, ge=1)
 

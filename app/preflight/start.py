@@ -1,0 +1,131 @@
+"""The whole preflight: asks, judges, and chooses a model that fits where none was named."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from app.preflight import checks
+from app.preflight.probes import Gpu, Host, HubAnswer
+from app.preflight.problems import PreflightFailed, Problem
+from app.settings import Settings
+from tangram.config import TangramConfig
+from tangram.errors import TangramError
+from tangram.plan.cards import GIB, Card
+from tangram.plan.facts import ModelFacts, read_facts
+from tangram.plan.sizing import UTILISATION, budget, length_that_fits
+
+LARGE_MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+SMALL_MODEL = "Qwen/Qwen3-0.6B"
+LARGE_CARD = 22 * GIB
+"""Cards sold with 24 GB report a little less."""
+DEFAULT_LENGTH = 32768
+"""Greatest length of a conversation with a model that was chosen here, where it fits."""
+
+Say = Callable[[str], None]
+
+
+def prepare(
+    settings: Settings,
+    say: Say,
+    host: Host | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Settings:
+    """The settings to start with. Raises PreflightFailed; with `preflight` "warn" problems are only said."""
+    host = host or Host()
+    if settings.preflight == "off":
+        return settings
+    problems = [checks.writable(settings.home, host.user(), host.write_error(settings.home))]
+    hub: HubAnswer | None = None
+    if settings.expect_gpu and not settings.engine_url:
+        settings, found, hub = _for_gpu(settings, say, host, environment)
+        problems += found
+    clock = hub.clock if hub else None
+    problems.append(checks.clock_right(host.now(), host.last_write(settings.database_path), clock))
+    real = [problem for problem in problems if problem is not None]
+    for problem in real:
+        say(f"{'warning' if settings.preflight == 'warn' else 'error'}: {problem.text}")
+    if real and settings.preflight != "warn":
+        raise PreflightFailed(real)
+    return settings
+
+
+def _for_gpu(
+    settings: Settings, say: Say, host: Host, environment: Mapping[str, str]
+) -> tuple[Settings, list[Problem | None], HubAnswer | None]:
+    gpus = host.gpus()
+    if not gpus:
+        return settings, [checks.gpu_visible(gpus)], None
+    gpu = gpus[0]  # vLLM takes the first one that it sees
+    asked = _engine_options(settings.engine_args)
+    utilisation = asked.gpu_memory_utilization or UTILISATION
+    problems = [checks.driver_recent(gpu), checks.gpu_recent(gpu), checks.memory_free(gpu, utilisation)]
+    if not settings.model:
+        return *_choose(settings, gpu, utilisation, say, host, environment, problems), None
+    hub = None
+    if not Path(settings.model).expanduser().exists() and not host.downloaded(settings.model):
+        hub = host.hub(settings.model)
+        problems.append(checks.model_allowed(settings.model, hub, bool(environment.get("HF_TOKEN"))))
+    facts = None if hub and hub.state in ("gated", "missing") else _facts(settings.model)
+    config = _config(environment)
+    if facts and config and not asked.kv_cache_memory_bytes and asked.max_model_len != "auto":
+        length = int(asked.max_model_len) if (asked.max_model_len or "").isdigit() else None
+        if length or not asked.max_model_len:  # "32k" and the like are vLLM's to read
+            problems.append(checks.memory_suffices(gpu, facts, config, length, utilisation))
+    return settings, problems, hub
+
+
+def _choose(
+    settings: Settings,
+    gpu: Gpu,
+    utilisation: float,
+    say: Say,
+    host: Host,
+    environment: Mapping[str, str],
+    problems: list[Problem | None],
+) -> tuple[Settings, list[Problem | None]]:
+    """A model for a card, with a length that fits. The bundled one where the hub cannot be reached."""
+    model = LARGE_MODEL if gpu.total >= LARGE_CARD else SMALL_MODEL
+    if not host.downloaded(model) and host.hub(model).state != "ok":
+        say(f"no MODEL is set and the hub cannot be reached for {model}: serving the small bundled model")
+        return settings, problems
+    facts, config = _facts(model), _config(environment)
+    if facts is None or config is None:
+        return settings, problems
+    words = ""
+    if "--max-model-len" not in settings.engine_args:
+        pool = budget(Card(gpu.name, gpu.total), facts, utilisation).pool
+        limit = min(DEFAULT_LENGTH, facts.shape.max_model_len)
+        words = f" --max-model-len {length_that_fits(facts, config, pool, limit) or limit}"
+    say(f"no MODEL is set: {model} for {gpu.name} ({gpu.total / GIB:.0f} GiB){words}")
+    changed = {"model": model, "engine_args": settings.engine_args + words}
+    return settings.model_copy(update=changed), problems
+
+
+def _facts(model: str) -> ModelFacts | None:
+    try:
+        return read_facts(model)
+    except TangramError:
+        return None  # the engine will say what is wrong with it
+
+
+def _config(environment: Mapping[str, str]) -> TangramConfig | None:
+    try:
+        return TangramConfig.from_sources({"profile": None}, environment)
+    except TangramError:
+        return None
+
+
+def _engine_options(arguments: str) -> argparse.Namespace:
+    """Those of vLLM's options that decide about memory. What cannot be read is left to vLLM."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--max-model-len")
+    parser.add_argument("--kv-cache-memory-bytes")
+    parser.add_argument("--gpu-memory-utilization", type=float)
+    try:
+        return parser.parse_known_args(shlex.split(arguments))[0]
+    except argparse.ArgumentError:
+        return parser.parse_args([])
