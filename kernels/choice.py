@@ -25,7 +25,7 @@ def implementation() -> str:
 
 
 def decode_launch() -> str:
-    """``TANGRAM_DECODE_LAUNCH``: how a GPU runs steps of one new token a request. Each adds to the one before:
+    """``TANGRAM_DECODE_LAUNCH``: how a GPU decodes, one new token a request. Each adds to the one before:
 
     - ``separate``: one launch writes the new keys and values, another one attends;
     - ``fused``: one launch does both;

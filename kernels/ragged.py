@@ -149,9 +149,9 @@ def ragged_append_attention(
 ) -> None:
     """``ragged_append`` and then ``ragged_attention``, with their arguments.
 
-    On a GPU a step with ``max_query`` 1 takes one launch for both, where ``TANGRAM_DECODE_LAUNCH`` does not say
-    otherwise: so no request may then have more new tokens, or they are lost. Where it says ``early``, the kernel
-    launched just before must not write ``rows``, ``query_start_loc``, ``seq_lens`` or the head table.
+    On a GPU a step with ``max_query`` 1 takes one launch for both, where ``TANGRAM_DECODE_LAUNCH`` does not
+    say otherwise: so no request may then have more new tokens, or they are lost. Where it says ``early``, the
+    kernel launched just before must not write ``rows``, ``query_start_loc``, ``seq_lens`` or the head table.
 
     Raises:
         ValueError, TypeError: as both.
