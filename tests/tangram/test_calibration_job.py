@@ -20,7 +20,7 @@ from tangram.calibration.kinds import KINDS
 from tangram.calibration.model import Reader, load
 from tangram.calibration.samples import builtin, builtin_text, hash_of
 from tangram.calibration.settings import Settings
-from tangram.calibration.state import State
+from tangram.calibration.state import Found, State
 from tangram.errors import ConfigError
 from tangram.profile import Profile
 from tests.tiny_models import random_llama
@@ -163,8 +163,9 @@ def test_a_damaged_state_starts_anew(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     state, why = State.open(path, {"a": 1})
     assert (state.found, why) == ({}, f"{path} is damaged: starting anew, it is kept as {path}.old")
-    state.add("k", [[0.5]])
-    assert State.open(path, {"a": 1})[0].found == {"k": [[0.5]]}
+    found = Found([[[0.5]], [[0.25]]], [[0.4]])
+    state.add("k", found)
+    assert State.open(path, {"a": 1})[0].found == {"k": found}
 
 
 def words(text: str) -> list[int]:
