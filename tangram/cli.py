@@ -201,7 +201,7 @@ def serve(arguments: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
             raise TangramError(sentence) from None
         reshaped = any(_value(extra, name) is not None for name in RESHAPING_OPTIONS)
         settled = shipped.settled(config, local_path(arguments.model), _value(extra, "--revision"), reshaped)
-        for sentence in shipped.told(config, settled):
+        if sentence := shipped.told(config, settled):
             print(f"tangram: {sentence}", file=sys.stderr)
         command = vllm_command(arguments.model, settled, extra, current_platform.is_cpu())
     except Unreachable:

@@ -109,12 +109,12 @@ HELP = {
     "all go strictly in the order of arrival. Under vLLM's --scheduling-policy priority it is always off",
     "wide_steps": "on: a prefill step may span several chunks, which are sealed inside the layers; off: "
     "steps end wherever a chunk is sealed; auto: on where there is a GPU and the scorer allows it",
-    "profile": "file of calibrated head budgets; auto: the one that is shipped for this very model, if there is "
-    "one; none, or nothing found: all heads get the same",
-    "drift_every": "with a profile, look at the keys of one sealed chunk in so many, to tell whether the text is "
+    "profile": "file of calibrated head budgets; auto: the one that is shipped for this very model, if there "
+    "is one; none, or nothing found: all heads get the same",
+    "drift_every": "with a profile, look at the keys of one sealed chunk in so many, to tell whether text is "
     "still of the kind that it was calibrated on (at most a hundredth of the time); 0 never looks",
-    "drift_warning": "the drift at which the log is told, once: 1 is as far as one calibration text lies from the "
-    "others; 0 never warns",
+    "drift_warning": "the drift at which the log is told, once: 1 is as far as one calibration text lies "
+    "from the others; 0 never warns",
 }
 
 

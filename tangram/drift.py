@@ -7,8 +7,8 @@ samples and the engine finds for some of the chunks that it seals. No text is lo
     spread     = the same, of each calibration sample from the others' mean, averaged over samples
     drift      = difference / spread
 
-So 1 is as far as one calibration text lies from the rest, whatever the model. A mean difference is in the unit
-of budgets; a rank correlation is near 1 for all text of a model and hardly tells how far budgets are off.
+So 1 is as far as one calibration text lies from the rest, whatever the model. A mean difference is in the
+unit of budgets; a rank correlation is near 1 for all text of a model and hardly tells how far they are off.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tangram.calibration.statistics import LEAST_LEFT_OUT, rank_correlation
-from tangram.profile_file import KEY_SCORER, KEY_SHARE
 from tangram.profile import Profile
+from tangram.profile_file import KEY_SHARE
 
 logger = logging.getLogger("vllm.tangram.drift")  # vLLM shows what is logged below its own name
 
@@ -69,13 +69,9 @@ def reference(profile: Profile) -> KeyReference | None:
     """The profile's; None where it has none that this release can compare with."""
     known = profile.calibration
     keys = known.key_needs if known is not None else None
-    if (
-        keys is None
-        or (keys.scorer, keys.share) != (KEY_SCORER, KEY_SHARE)
-        or len(keys.needs) < LEAST_LEFT_OUT
-    ):
+    if keys is None or len(keys.needs) < LEAST_LEFT_OUT:
         return None
-    return KeyReference.of(np.array(keys.needs))
+    return KeyReference.of(np.array(keys.needs)) if keys.same_score else None
 
 
 class DriftMeter:
@@ -113,8 +109,8 @@ class DriftMeter:
             if self._warned:
                 logger.warning(
                     "budgets may not fit what is served now: by their keys heads need other shares than in "
-                    "the calibration samples, %.1f times as far as these lie from each other (warning at %g). "
-                    "Calibrate again on text like this: docs/calibration.md",
+                    "the calibration samples, %.1f times as far off as these are from each other (warning at "
+                    "%g). Calibrate again on text like this: docs/calibration.md",
                     drift,
                     self._warning,
                 )

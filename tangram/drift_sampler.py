@@ -1,7 +1,7 @@
 """Looks at the keys of some of the chunks that are sealed, for :mod:`tangram.drift`.
 
-Between two steps, rarely, and without waiting for the device: on a GPU the shares are copied in its own time and
-read before a later step.
+Between two steps, rarely, and without waiting for the device: on a GPU the shares are copied in its own time
+and read before a later step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What heads would need by a score of their keys alone, which an engine can afford to look at while it serves.
+"""What heads would need by a score of their keys alone, which an engine can afford to look at as it serves.
 
 These needs give no budgets (docs/calibration.md says why). They tell whether live text is of the kind that a
-profile was calibrated on: calibration notes them beside the oracle's, and the engine compares (tangram.drift).
+profile was calibrated on: calibration notes them beside the oracle's, and :mod:`tangram.drift` compares.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def key_scores(layers: torch.Tensor, heads: torch.Tensor, keys: torch.Tensor) ->
 
 
 def shares_above(scores: torch.Tensor) -> torch.Tensor:
-    """float32 [heads]: the share of each head's tokens that is among the best ``KEY_SHARE`` of all heads' tokens.
+    """float32 [heads]: the share of each head's tokens that is among the best ``KEY_SHARE`` of all heads'.
 
     Nothing waits for the device.
 

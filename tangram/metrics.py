@@ -101,7 +101,7 @@ def _drift_families(drift: dict[str, Any]) -> Iterator[Metric]:
     if drift.get("drift") is not None:
         yield GaugeMetricFamily(
             "tangram_budget_drift",
-            "How far heads' needs by their keys lie from the calibration samples', in these samples' own spread.",
+            "How far heads' needs by keys lie from the calibration samples', in the samples' own spread.",
             drift["drift"],
         )
     if "chunks" in drift:

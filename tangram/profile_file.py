@@ -2,8 +2,8 @@
 
 Version 1 holds mean, std and floor and names no model. Version 2 adds what a calibration knows: the model and
 its fingerprints, how it was made, and every sample's needs; and a checksum over all of it. Who writes a
-profile by hand uses version 1. Needs at further retentions, and needs by the keys alone, may be missing: files
-of version 2 that were made before them lack both.
+profile by hand uses version 1. Needs at further retentions, and needs by the keys alone, may be missing:
+files of version 2 that were made before them lack both.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ class KeyNeeds:
     scorer: str
     share: float
     needs: tuple[Matrix, ...]
+
+    @property
+    def same_score(self) -> bool:
+        """Whether this release finds needs by keys in the same way."""
+        return (self.scorer, self.share) == (KEY_SCORER, KEY_SHARE)
 
 
 @dataclass(frozen=True)

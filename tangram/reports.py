@@ -94,6 +94,6 @@ def _no_profile(own: Runtime) -> str:
     if own.config.scope == "uniform":
         return "none: scope uniform uses no profile, all heads get the same budget"
     return (
-        "none: no profile is shipped for this model and none was named (TANGRAM_PROFILE), so all heads get the "
-        "same budget"
+        "none: no profile is shipped for this model and none was named (TANGRAM_PROFILE), so all heads get "
+        "the same budget"
     )

@@ -1,8 +1,8 @@
 """Profiles that come with the release, found by the model's identity.
 
-``profiles/index.json`` names for each file the model's fingerprints (:mod:`tangram.identity`). The fingerprint of
-the weights decides: it tells a fine-tuned or quantised variant, whose heads may need other shares, from the
-model that was calibrated. Where the weights are not on this machine yet, one of the hub ids under which exactly
+``profiles/index.json`` names for each file the model's fingerprints (:mod:`tangram.identity`). That of the
+weights decides: it tells a fine-tuned or quantised variant, whose heads may need other shares, from the model
+that was calibrated. Where the weights are not on this machine yet, one of the hub ids under which exactly
 these weights are published decides; the engine compares the weights once it has them.
 
 ``auto`` is settled once, before vLLM starts its processes, so that all of them see one profile.
@@ -11,7 +11,6 @@ these weights are published decides; the engine compares the weights once it has
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -93,13 +92,13 @@ def settled(
     return replace(config, profile=None if found is None else str((where or folder()) / found.file))
 
 
-def told(config: TangramConfig, settled: TangramConfig) -> Sequence[str]:
-    """What a user should know of the choice: at most one sentence."""
+def told(config: TangramConfig, settled: TangramConfig) -> str:
+    """What a user should know of the choice; "" if nothing."""
     if config.profile != AUTO or config.scope == "uniform" or config.retention >= 1.0:
-        return ()
+        return ""
     if settled.profile is not None:
-        return (f"heads keep what {Path(settled.profile).name} says, the profile shipped for this model",)
+        return f"heads keep what {Path(settled.profile).name} says, the profile shipped for this model"
     return (
         "no profile is shipped for this model, so all heads keep the same, which loses details: "
-        "`tangram calibrate` makes one",
+        "`tangram calibrate` makes one"
     )

@@ -76,8 +76,8 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--data",
         default=default.data,
         metavar=f"{BUILTIN}|{CONVERSATIONS}|FILE.jsonl",
-        help="texts: ours; the product's conversations of people who allow it; or a file of JSON objects with "
-        "a 'text', one a line (default %(default)s)",
+        help="texts: ours; the product's conversations of people who allow it; or a file of JSON objects "
+        "with a 'text', one a line (default %(default)s)",
     )
     parser.add_argument(
         "--length",

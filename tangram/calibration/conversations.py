@@ -1,7 +1,7 @@
 """Conversations whose people let them be used to calibrate, as the product hands them out.
 
-The product knows who allowed it and how they are stored, so it is asked: its command writes them to a pipe. No
-file is made, and no text of them is printed or kept.
+The product knows who allowed it and how they are stored, so it is asked: its command writes them to a pipe.
+No file is made, and no text of them is printed or kept.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ REQUEST_ROOM = 64
 
 @dataclass(frozen=True)
 class Progress:
-    """So many of so many samples are done; ``kind`` is that of the last one, ``new`` whether it was read now."""
+    """So many of so many samples are done; ``kind`` is that of the last one, which is ``new`` if it was read
+    now."""
 
     done: int
     total: int

@@ -134,8 +134,8 @@ def scored(
 
 
 def key_needs(reader: Reader, cache: object, tokens: int, geometry: TangramConfig) -> torch.Tensor:
-    """What the heads would need by their keys alone (:mod:`tangram.key_needs`): means over the chunks that the
-    engine would have sealed.
+    """What the heads would need by their keys alone (:mod:`tangram.key_needs`): means over the chunks that
+    the engine would have sealed.
 
     Args:
         cache: holds the keys of at least so many ``tokens``.

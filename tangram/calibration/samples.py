@@ -102,8 +102,8 @@ def from_file(path: Path, encode: Encode, count: int, length: int, least: int, s
 def from_conversations(
     lines: Sequence[str], encode: Encode, count: int, length: int, least: int, seed: int
 ) -> list[Sample]:
-    """Samples from conversations, one JSON object with a ``text`` a line; as :func:`from_file`, but those that
-    are too short are left out: people cannot be asked to write longer ones.
+    """Samples from conversations, one JSON object with a ``text`` a line; as :func:`from_file`, but those
+    that are too short are left out: people cannot be asked to write longer ones.
 
     Raises:
         ConfigError: none is long enough.
