@@ -168,7 +168,7 @@ async def test_profile_tells_the_budgets_and_what_they_cost() -> None:
 
 @pytest.mark.parametrize(
     ("scope", "says"),
-    [("model", "no profile of calibrated needs was named"), ("uniform", "scope uniform uses")],
+    [("model", "no profile is shipped for this model and none was named"), ("uniform", "scope uniform uses")],
 )
 async def test_without_a_profile_nothing_looks_calibrated(scope: str, says: str) -> None:
     own = runtime(retention=0.25, scope=scope)
