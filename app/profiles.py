@@ -190,8 +190,8 @@ class Profiles:
         size = (entry.about["layers"], entry.about["kv_heads"])
         if geometry is not None and size != (geometry.layers, geometry.kv_heads):
             raise BadRequest(
-                f"This profile is for another model: it has {size[0]} layers x {size[1]} KV heads, the served "
-                f"one has {geometry.layers} x {geometry.kv_heads}."
+                f"This profile is for another model: it has {size[0]} layers x {size[1]} KV heads, the "
+                f"served one has {geometry.layers} x {geometry.kv_heads}."
             )
 
     def _begin(self, user_id: str, name: str, value: str) -> Activation:
