@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,6 +60,8 @@ class CalibrationLog(EngineLog):
 
 class Calibration:
     """One per process. `folder` has the profiles."""
+
+    command: Sequence[str] = (sys.executable, "-m", "tangram", "calibrate")
 
     def __init__(self, settings: Settings, supervisor: EngineSupervisor, store: Store) -> None:
         self.folder = settings.profiles_dir
@@ -173,7 +175,7 @@ class Calibration:
         process = None
         try:
             process = await EngineProcess.start(
-                [*_gently(), sys.executable, "-m", "tangram", "calibrate", *record.command(self.folder)],
+                [*_gently(), *self.command, *record.words(self.folder)],
                 self._environment(),
                 self._log,
                 GRACE_SECONDS,

@@ -47,7 +47,7 @@ class CalibrationRecord:
     def running(self) -> bool:
         return self.state is CalibrationState.RUNNING
 
-    def command(self, folder: Path) -> list[str]:
+    def words(self, folder: Path) -> list[str]:
         """The options of `tangram calibrate`."""
         words = ["--model", self.source, "--out", str(folder / self.out), "--progress", "json"]
         for name, value in self.options.items():
