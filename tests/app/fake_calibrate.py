@@ -2,8 +2,8 @@
 
     python fake_calibrate.py ACTIONS PROFILE --out FILE --samples N ...
 
-ACTIONS: "quick", "slow" (waits in the second sample until it is ended), "refuse", "crash". PROFILE is copied to
-FILE.
+ACTIONS: "quick", "slow" (waits in the second sample until it is ended), "refuse", "crash". PROFILE is copied
+to FILE.
 """
 
 from __future__ import annotations

