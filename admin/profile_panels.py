@@ -26,7 +26,7 @@ def profiles_table(entries: Sequence[ProfileEntry], in_force: str | None) -> str
 
 
 def _profile_row(entry: ProfileEntry, used: bool) -> str:
-    tags = '<span class="tag good">in use</span>' if used else ""
+    tags = '<span class="tag used">in use</span>' if used else ""
     tags += '<span class="tag">shipped</span>' if entry.shipped else ""
     lines = [f'<b title="{escape(entry.name)}">{escape(title(entry))}</b>{tags}']
     if entry.problem:

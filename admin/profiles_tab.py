@@ -23,6 +23,7 @@ from admin.profile_panels import (
     title,
 )
 from admin.tuning import number
+from app.calibration_record import CalibrationRecord, CalibrationState
 from app.engine_settings import AUTO, NONE
 from app.errors import AppError
 from db.errors import DbError
@@ -61,6 +62,7 @@ class ProfilesTab:
             activation_panel(console.profiles.activation, status.phase or status.state),
             calibration_panel(console.calibration.record),
             repr([entry.name for entry in entries]),
+            *buttons(console.calibration.record),
         ]
 
 
@@ -71,6 +73,13 @@ def in_force(console: Console) -> str | None:
         return None
     found = snapshot.config.get("profile")
     return None if found in (None, AUTO) else str(found)
+
+
+def buttons(record: CalibrationRecord | None) -> list[Any]:
+    """Which of Calibrate, Cancel, Go on and Forget have a meaning now."""
+    running = record is not None and record.running
+    left = record is not None and record.state in (CalibrationState.CANCELLED, CalibrationState.FAILED)
+    return [gr.update(visible=there) for there in (not running, running, left, left)]
 
 
 def form_options(
@@ -138,9 +147,10 @@ def build(console: Console) -> ProfilesTab:
             running = gr.HTML(elem_id="calibration-progress", apply_default_css=False)
             with gr.Row(elem_classes=["actions"]):
                 start = gr.Button("Calibrate", variant="primary", size="sm", elem_id="calibration-start")
-                cancel = gr.Button("Cancel", variant="secondary", size="sm", elem_id="calibration-cancel")
-                resume = gr.Button("Go on", variant="secondary", size="sm", elem_id="calibration-resume")
-                forget = gr.Button("Forget", variant="secondary", size="sm", elem_id="calibration-forget")
+                less: dict[str, Any] = {"variant": "secondary", "size": "sm", "visible": False}
+                cancel = gr.Button("Cancel", elem_id="calibration-cancel", **less)
+                resume = gr.Button("Go on", elem_id="calibration-resume", **less)
+                forget = gr.Button("Forget", elem_id="calibration-forget", **less)
             failed = gr.HTML(elem_id="calibration-refusal", apply_default_css=False)
             data = gr.Radio(DATA, value="builtin", label="Texts", elem_id="calibration-data")
             samples = gr.Number(
@@ -163,11 +173,13 @@ def build(console: Console) -> ProfilesTab:
     form = [samples, length, percents, oracle, alpha, data]
 
     async def refill(chosen: str, compared: str | None) -> tuple[Any, Any]:
-        entries = [(title(entry), entry.name) for entry in await profiles.every()]
-        known = [name for _, name in entries]
+        every = await profiles.every()
+        entries = [(title(entry), entry.name) for entry in every]
+        sound = [(title(entry), entry.name) for entry in every if not entry.problem]
+        known = {AUTO, NONE, *(name for _, name in entries)}
         return (
             gr.update(choices=[*CHOICES, *entries], value=chosen if chosen in known else AUTO),
-            gr.update(choices=entries, value=compared if compared in known else None),
+            gr.update(choices=sound, value=compared if compared in known else None),
         )
 
     async def ask(what: str, chosen: str) -> tuple[Any, str, tuple[str, str], str]:
@@ -249,4 +261,5 @@ def build(console: Console) -> ProfilesTab:
     for button, work in ((cancel, end), (resume, go_on), (forget, drop)):
         button.click(guarded(access, work, with_user=True), None, [failed, running], **once)
     accordion.expand(guarded(access, read_log), None, [log], **options)
-    return ProfilesTab(console, [state, table, progress, running, names])
+    shown = [start, cancel, resume, forget]
+    return ProfilesTab(console, [state, table, progress, running, names, *shown])

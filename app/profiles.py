@@ -233,7 +233,8 @@ class Profiles:
         try:
             entry = ProfileEntry(path.name, path, shipped, describe(path))
         except ProfileError as error:
-            entry = ProfileEntry(path.name, path, shipped, {}, str(error))
+            problem = str(error).replace(str(path), path.name)
+            entry = ProfileEntry(path.name, path, shipped, {}, problem)
         self._known[path] = (changed, entry)
         return entry
 

@@ -37,8 +37,6 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     config = TangramConfig.from_mapping(job["tangram"])
     from vllm import LLM, SamplingParams
 
-    heard = Heard()
-    logging.getLogger("vllm.tangram.drift").addHandler(heard)
     llm = LLM(
         **job["engine"],
         enforce_eager=True,
@@ -50,6 +48,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         worker_cls="tangram.cpu_worker.TangramCPUWorker",
         additional_config=json.loads(config.to_json()),
     )
+    heard = Heard()  # now, as vLLM takes handlers away when it sets its logging up
+    logging.getLogger("vllm.tangram.drift").addHandler(heard)
     instance = llm.llm_engine.vllm_config.instance_id
     told = []
     for number, wave in enumerate(job["waves"]):

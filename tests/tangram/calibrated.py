@@ -102,8 +102,9 @@ def key_needs_of(profile: Profile, seed: int = 5) -> Profile:
 
 def also_at(profile: Profile, retention: float, seed: int = 9) -> Profile:
     """The profile with invented needs at a further retention."""
-    known, other = profile.calibration, made_profile(seed=seed).calibration
+    known = profile.calibration
     assert known is not None
+    other = made_profile(known.samples, seed).calibration
     assert other is not None
     mean, std = mean_and_std(np.array(other.needs))
     target = Target(retention, as_matrix(mean), as_matrix(std), other.least, other.most, other.needs)
