@@ -32,9 +32,7 @@ class DriftSampler:
 
     def __init__(self, geometry: Geometry, meter: DriftMeter, every: int, device: torch.device) -> None:
         self.geometry, self.meter, self.every = geometry, meter, every
-        self._members = [
-            torch.tensor(tier.heads, device=device).unbind(dim=1) for tier in geometry.tiers if tier.heads
-        ]
+        self._members = [torch.tensor(tier.heads, device=device).unbind(dim=1) for tier in geometry.tiers]
         self._pages = torch.arange(geometry.chunk // geometry.page_tokens, device=device)
         self._sealed = every - 1  # the first one is looked at
         self._crossed: dict[int, int] = {}
