@@ -111,7 +111,7 @@ def scored(
         scores.append(
             torch.stack(
                 [
-                    scorer(_chunk(reader, cache, watcher, row, start, geometry, rotary))
+                    scorer(chunk_of(reader, cache, watcher, row, start, geometry, rotary))
                     for row in range(len(reader.kinds.full))
                 ]
             )
@@ -119,7 +119,7 @@ def scored(
     return torch.cat(scores, dim=-1)
 
 
-def _chunk(
+def chunk_of(
     reader: Reader,
     cache: object,
     watcher: LastQueries,
