@@ -37,11 +37,18 @@ class Question:
 @dataclass(frozen=True)
 class Turn:
     """A user's message and the reply that the history will hold, whatever the model says: so all conditions
-    are asked behind the same tokens. ``reply`` may be empty in the last turn."""
+    are asked behind the same tokens.
+
+    Attributes:
+        reply: may be empty in the last turn.
+        lead: how the answer to a question begins, as in RULER: the model only has to give the value. ``reply``
+            begins with it.
+    """
 
     user: tuple[int, ...]
     reply: tuple[int, ...] = ()
     question: Question | None = None
+    lead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,9 @@ class Conversation:
         return tokens
 
     def prompt(self, template: Template, turn: int) -> list[int]:
-        """All tokens up to where the reply of that turn begins."""
-        return [*self.history(template, turn), *self.turns[turn].user, *template.to_reply]
+        """All tokens up to where the model goes on: the beginning of that turn's reply, or its lead's end."""
+        asked = self.turns[turn]
+        return [*self.history(template, turn), *asked.user, *template.to_reply, *asked.lead]
 
 
 def template_of(tokenizer: Any, stops: Sequence[int] = ()) -> Template:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 STEP = 64
-"""Tokens read at once behind a compressed context. Where heads keep different tokens, kvpress looks for one key that
-repels all queries of a step; of many queries there may be none."""
+"""Tokens read at once behind a compressed context, or fewer. Where heads keep different tokens, kvpress looks
+for one key that repels all queries of a step; of many queries there may be none."""
 
 
 def package() -> None:
@@ -107,13 +107,28 @@ class Pressed:
         """The greedy continuation behind the context and ``prompt``, without the token that ends it."""
         said: list[int] = []
         for start in range(0, len(prompt), STEP):
-            token = self._step(prompt[start : start + STEP])
+            token = self._read(prompt[start : start + STEP])
         while token not in stops:
             said.append(token)
             if len(said) == most:
                 break
-            token = self._step([token])
+            token = self._read([token])
         return said
+
+    def _read(self, tokens: Sequence[int]) -> int:
+        """The likeliest next token; in halves where kvpress finds no key for all queries."""
+        before = [layer.get_seq_length() for layer in self.cache.layers]
+        try:
+            return self._step(tokens)
+        except ValueError:
+            if len(tokens) == 1:
+                raise
+        # Some layers have the step's keys already.
+        for layer, length in zip(self.cache.layers, before, strict=True):
+            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+        half = len(tokens) // 2
+        self._read(tokens[:half])
+        return self._read(tokens[half:])
 
     def _step(self, tokens: Sequence[int]) -> int:
         """The likeliest next token. Positions count all tokens, those removed too."""

@@ -48,7 +48,7 @@ def regularity(path: str | Path) -> dict[str, Any] | None:
         "length": known.settings["length"],
         "samples": len(needs),
         "kinds": between_kinds(needs) if known.settings["data"] == BUILTIN else {},
-        "between": between_samples(needs),
+        "between": None if (pairs := between_samples(needs)) is None else list(pairs),
         "halves": split_half(needs),
         "spread_of_a_head": float(std.mean()),
         "spread_of_heads": float(mean.std()),

@@ -39,14 +39,21 @@ class Writer:
         room = length - len(self.template.before) - self._size(aside) - self._size(framing)
         text = self._words(rng, material, room) if material.words else self._hide(rng, material.facts, room)
         read = self._turn([*self.encode(READ), *text], "", "I have read it.")
-        ask = Turn(tuple(self.encode(material.ask)), question=material.question)
+        lead = tuple(self.encode(material.lead))
+        ask = Turn(tuple(self.encode(material.ask)), question=material.question, lead=lead)
         return Conversation(task, seed, length, (read, aside, ask))
 
     def _turn(
-        self, user: Sequence[int], more: str, reply: str | Sequence[int], question: Question | None = None
+        self,
+        user: Sequence[int],
+        more: str,
+        reply: str | Sequence[int],
+        question: Question | None = None,
+        lead: str = "",
     ) -> Turn:
+        begins = tuple(self.encode(lead)) if lead else ()
         said = self.encode(reply) if isinstance(reply, str) else reply
-        return Turn((*user, *self.encode(more)), tuple(said), question)
+        return Turn((*user, *self.encode(more)), (*begins, *said), question, begins)
 
     def _size(self, turn: Turn) -> int:
         """Tokens that a turn adds to the history."""
@@ -123,21 +130,22 @@ class Writer:
                 _, name, value = facts[next(asked[about == "assistant"])]
                 rivals = tuple(other for _, _, other in facts if other != value)
                 ask = f"\n\nNow, what is the {word} of the {name}? Answer with the number only."
-                asks, reply = Question((value,), rivals, "first_number", SHORT, about), f"{value}"
+                asks = Question((value,), rivals, "first_number", SHORT, about)
+                reply, lead = f" {value}.", f"The {word} of the {name} is"
             else:
-                ask, reply, asks = AFTER, "I have.", None
-            bare = self._turn(self.encode(ASIDE), ask, reply, asks)
+                ask, reply, asks, lead = AFTER, "I have.", None, ""
+            bare = self._turn(self.encode(ASIDE), ask, reply, asks, lead)
             # What is in front of the last message is as long as was asked for; its own talk comes on top.
             share = left // max(1, LAST_TURN - number) if number < LAST_TURN else TALK // 2
             talk = prose_tokens(rng, self.encode, max(0, share - self._size(bare)))
-            turn = self._turn([*self.encode(ASIDE), *talk], ask, reply, asks)
+            turn = self._turn([*self.encode(ASIDE), *talk], ask, reply, asks, lead)
             turns.append(turn)
             left -= self._size(turn)
         return tuple(turns)
 
     def _facts(self, rng: Random, word: str) -> list[tuple[str, str, str]]:
         """(sentence, name, value) of twelve facts that look alike."""
-        names = keys(rng, 3, 2, 2)
+        names = keys(rng, 3, 4)
         values = numbers(rng, len(names))
         return [
             (f"The {word} of the {name} is {value}.", name, value)

@@ -14,7 +14,6 @@ from benchmarks.accuracy.chat import Question
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "black", "grey", "brown", "purple", "orange")
 THINGS = ("locker", "gate", "cabinet", "garage", "cellar", "chest", "office", "workshop", "shed", "van")
-PLACES = ("Marlow", "Tersk", "Oldham", "Brenta", "Kolding", "Vadso", "Lisburn", "Pernik", "Almelo", "Gouda")
 FIRST = ("Marlen", "Tobias", "Ingrid", "Rashid", "Noemi", "Casper", "Leila", "Anton", "Yusuf", "Petra")
 LAST = (
     "Okafor",
@@ -42,12 +41,14 @@ class Material:
     Attributes:
         facts: sentences to be hidden in the text; the first ``needles`` are those that are asked for.
         needles: how many.
+        lead: how the answer begins.
         words: a text of its own, a list of words, instead of facts in prose.
     """
 
     facts: tuple[str, ...]
     needles: int
     ask: str
+    lead: str
     question: Question
     words: bool = False
 
@@ -58,10 +59,9 @@ def numbers(rng: Random, count: int) -> list[str]:
     return [f"{start}{rng.randrange(100):02}" for start in rng.sample(range(10, 100), count)]
 
 
-def keys(rng: Random, colours: int, things: int, places: int) -> list[str]:
+def keys(rng: Random, colours: int, things: int) -> list[str]:
     """Names of things, each of which differs from others in one word only. The first is drawn too."""
-    drawn = (rng.sample(COLOURS, colours), rng.sample(THINGS, things), rng.sample(PLACES, places))
-    names = [f"{colour} {thing} in {place}" for colour, thing, place in product(*drawn)]
+    names = [f"{a} {b}" for a, b in product(rng.sample(COLOURS, colours), rng.sample(THINGS, things))]
     rng.shuffle(names)
     return names
 
@@ -70,68 +70,66 @@ def _coded(rng: Random, names: list[str]) -> Material:
     values = numbers(rng, len(names))
     facts = [f"The code of the {name} is {value}." for name, value in zip(names, values, strict=True)]
     ask = f"What is the code of the {names[0]}? Answer with the number only."
-    return Material(tuple(facts), 1, ask, Question((values[0],), tuple(values[1:]), "first_number", SHORT))
+    question = Question((values[0],), tuple(values[1:]), "first_number", SHORT)
+    return Material(tuple(facts), 1, ask, f"The code of the {names[0]} is", question)
 
 
 def single(rng: Random, length: int) -> Material:
-    """One fact, and three whose names differ from it in one word each."""
-    colours, things, places = (rng.sample(pool, 2) for pool in (COLOURS, THINGS, PLACES))
-    names = [
-        f"{colours[a]} {things[b]} in {places[c]}" for a, b, c in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
-    ]
-    return _coded(rng, names)
+    """One fact, and two whose names differ from it in one word each."""
+    (a, b), (c, d) = rng.sample(COLOURS, 2), rng.sample(THINGS, 2)
+    return _coded(rng, [f"{a} {c}", f"{b} {c}", f"{a} {d}"])
 
 
 def multi_key(rng: Random, length: int) -> Material:
-    """One of 24 facts, three colours of two things in four places."""
-    return _coded(rng, keys(rng, 3, 2, 4))
+    """One of eight facts, two colours of four things."""
+    return _coded(rng, keys(rng, 2, 4))
 
 
 def multi_value(rng: Random, length: int) -> Material:
-    """All four values of one name; three other names have as many."""
-    names = keys(rng, 2, 1, 2)
-    values = numbers(rng, 16)
-    facts = [f"A code of the {names[i // 4]} is {value}." for i, value in enumerate(values)]
-    ask = f"Name all four codes of the {names[0]}. Answer with the four numbers only."
-    question = Question(tuple(values[:4]), tuple(values[4:]), "all_numbers", LONG)
-    return Material(tuple(facts), 4, ask, question)
+    """All three values of one name; three other names have as many."""
+    names = keys(rng, 2, 2)
+    values = numbers(rng, 12)
+    facts = [f"A code of the {names[i // 3]} is {value}." for i, value in enumerate(values)]
+    ask = f"Name all three codes of the {names[0]}. Answer with the three numbers only."
+    question = Question(tuple(values[:3]), tuple(values[3:]), "all_numbers", LONG)
+    return Material(tuple(facts), 3, ask, f"The three codes of the {names[0]} are", question)
 
 
 def tracking(rng: Random, length: int) -> Material:
-    """The value of a variable through two others; three chains look alike."""
-    letters = rng.sample("ABCDEFGHJKLMNPQRSTUVWXYZ", 12)
-    names = [f"V{letter}{letter}" for letter in letters]
-    values = numbers(rng, 4)
+    """The value of a variable through another one; two pairs look alike."""
+    names = rng.sample("BCDFGHJKLMNPQRSTVWXZ", 6)
+    values = numbers(rng, 3)
     facts = []
-    for chain, value in enumerate(values):
-        a, b, c = names[3 * chain : 3 * chain + 3]
-        facts += [f"Variable {a} is {value}.", f"Variable {b} equals {a}.", f"Variable {c} equals {b}."]
-    ask = f"What number does the variable {names[2]} have? Answer with the number only."
-    return Material(tuple(facts), 3, ask, Question((values[0],), tuple(values[1:]), "first_number", SHORT))
+    for (a, b), value in zip(zip(names[::2], names[1::2], strict=True), values, strict=True):
+        facts += [f"Variable {a} is {value}.", f"Variable {b} equals variable {a}."]
+    ask = f"What number does the variable {names[1]} have? Answer with the number only."
+    lead = f"Variable {names[1]} is"
+    question = Question((values[0],), tuple(values[1:]), "first_number", SHORT)
+    return Material(tuple(facts), 2, ask, lead, question)
 
 
 def people(rng: Random, length: int) -> Material:
-    """A question in other words about one of nine people who share first names and last names."""
-    everyone = [f"{a} {b}" for a, b in product(rng.sample(FIRST, 3), rng.sample(LAST, 3))]
+    """A question in other words about one of four people who share first names and last names."""
+    everyone = [f"{a} {b}" for a, b in product(rng.sample(FIRST, 2), rng.sample(LAST, 2))]
     rng.shuffle(everyone)
     pools = {
-        "town": ("{who} lives in {what}.", "Where is the home of {who}? Answer with the town only.", TOWNS),
-        "trade": (
-            "{who} works as a {what}.",
-            "What does {who} do for a living? Answer with one word.",
-            TRADES,
-        ),
-        "animal": ("{who} keeps a {what}.", "Which animal does {who} have? Answer with one word.", ANIMALS),
+        "town": (TOWNS, "{who} lives in {what}.", "Where is the home of {who}?", "{who} lives in"),
+        "trade": (TRADES, "{who} works as a {what}.", "What is the profession of {who}?", "{who} works as a"),
+        "animal": (ANIMALS, "{who} keeps a {what}.", "Which pet does {who} have?", "{who} keeps a"),
     }
     asked = rng.choice(sorted(pools))
     facts: list[str] = []
     for kind in sorted(pools, key=lambda kind: kind != asked):
-        says, _, pool = pools[kind]
+        pool, says, ask, lead = pools[kind]
         values = rng.sample(pool, len(everyone))
         facts += [says.format(who=who, what=what) for who, what in zip(everyone, values, strict=True)]
         if kind == asked:
             question = Question((values[0],), tuple(values[1:]), "first_name", SHORT)
-    return Material(tuple(facts), 1, pools[asked][1].format(who=everyone[0]), question)
+            asks, begins = (
+                f"{ask.format(who=everyone[0])} Answer with one word.",
+                lead.format(who=everyone[0]),
+            )
+    return Material(tuple(facts), 1, asks, begins, question)
 
 
 def common_words(rng: Random, length: int) -> Material:
@@ -141,7 +139,7 @@ def common_words(rng: Random, length: int) -> Material:
     drawn = tuple(rng.sample(words(), 5 + max(40, length // 8)))
     ask = "Which five words come most often in the list? Answer with the five words only."
     question = Question(drawn[:5], drawn[5:], "all_names", LONG)
-    return Material((), 0, ask, question, words=True)
+    return Material((), 0, ask, "The five words that come most often are", question, words=True)
 
 
 TASKS: dict[str, Callable[[Random, int], Material]] = {
