@@ -3,8 +3,9 @@
     python -m benchmarks.accuracy run --model DIR --profile FILE [--model DIR --profile FILE] --out DIR
     python -m benchmarks.accuracy report --out DIR
 
-The n-th --profile is the n-th --model's, calibrated with the oracle kvzip. All rows go to OUT/answers.jsonl at
-once; the same command goes on where it was stopped. At the end, or by `report`: OUT/accuracy.json (every answer),
+The n-th --profile is the n-th --model's, calibrated with the oracle kvzip. The first model runs all
+conditions, others those that show whether they behave alike. All rows go to OUT/answers.jsonl at once; the
+same command goes on where it was stopped. At the end, or by `report`: OUT/accuracy.json (every answer),
 OUT/summary.json (what docs/plots.py draws) and OUT/report.md (tables and bars).
 """
 
@@ -14,6 +15,7 @@ import argparse
 import fnmatch
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +25,8 @@ from benchmarks.accuracy.answers import Store
 from benchmarks.accuracy.cells import latest
 from benchmarks.accuracy.conditions import METHODS, Cell, Job, every_task, plan
 from benchmarks.accuracy.regularity import regularity
-from benchmarks.accuracy.report import report, summary
-from benchmarks.accuracy.run import Model, Options, Runner, Task, default_device, slots_of
+from benchmarks.accuracy.report import MAIN_MODEL, report, summary
+from benchmarks.accuracy.run import ROOM, Model, Options, Runner, Task, default_device, slots_of
 from benchmarks.accuracy.text import texts_hash
 
 
@@ -41,6 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for command in (run, show):
         command.add_argument("--out", type=Path, required=True, help="folder of answers and reports")
         command.add_argument("--profile", action="append", default=[], help="a model's profile; see above")
+        command.add_argument("--main", help="name of the model that the bars are about; the first --model")
     run.add_argument("--model", action="append", required=True, help="a model's directory")
     run.add_argument(
         "--own",
@@ -74,10 +77,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def jobs_of(arguments: argparse.Namespace, own: Sequence[str]) -> list[Job]:
+def jobs_of(arguments: argparse.Namespace, own: Sequence[str], whole: bool = True) -> list[Job]:
     """The plan, cut down to what is asked for."""
     jobs = []
-    for job in plan(arguments.length, arguments.long, own):
+    for job in plan(arguments.length, arguments.long, own, whole):
         cells = tuple(cell for cell in job.cells if cell.task in arguments.tasks)
         named = any(fnmatch.fnmatchcase(job.condition.name, asked) for asked in arguments.conditions)
         if cells and named:
@@ -117,9 +120,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     check(arguments, [*arguments.profile, *own.values()])
     arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(arguments, own, Path(folder))
+
+
+def measure(arguments: argparse.Namespace, own: dict[str, str], folder: Path) -> int:
+    """The same, with a folder for the children."""
     begun = time.time()
     options = Options(
-        folder=arguments.out.resolve(),
+        folder=folder,
         samples=arguments.samples,
         offline_samples=arguments.offline_samples or arguments.samples,
         device=arguments.device,
@@ -134,8 +143,11 @@ def run(arguments: argparse.Namespace) -> int:
         model = Model(str(Path(path).resolve()), {"kvzip": str(Path(profile).resolve())})
         if number == 0:
             model.profiles.update({name: str(Path(file).resolve()) for name, file in own.items()})
-        tasks += [(model, job) for job in jobs_of(arguments, list(own) if number == 0 else [])]
-        told(model, [cell for job in jobs_of(arguments, []) for cell in job.cells])
+        jobs = (
+            jobs_of(arguments, list(own), whole=True) if number == 0 else jobs_of(arguments, [], whole=False)
+        )
+        tasks += [(model, job) for job in jobs]
+        told(model, [cell for job in jobs for cell in job.cells])
     runner.run(sorted(tasks, key=lambda task: task[1].rank))
     write(arguments, runner.store, time.time() - begun)
     left = sum(len(runner.missing(*task)) for task in tasks)
@@ -145,8 +157,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def told(model: Model, cells: Sequence[Cell]) -> None:
     """Say which lengths a model has no room for."""
-    from benchmarks.accuracy.run import ROOM
-
     lengths = sorted({cell.length for cell in cells if cell.length + ROOM > model.room})
     if lengths:
         print(f"{model.name} holds {model.room} tokens: left out are lengths {', '.join(map(str, lengths))}")
@@ -155,13 +165,14 @@ def told(model: Model, cells: Sequence[Cell]) -> None:
 def write(arguments: argparse.Namespace, store: Store, seconds: float | None = None) -> None:
     """All reports of what is in the store."""
     rows = latest(store.rows)
+    main = arguments.main or Path(arguments.model[0]).name
     regular = [found for path in arguments.profile if (found := regularity(path))]
     asked = {name: value for name, value in vars(arguments).items() if name not in ("command", "out")}
     about: dict[str, Any] = {"texts": texts_hash(), "seconds": seconds, **asked}
     files = {
         "accuracy.json": json.dumps({"benchmark": "accuracy", "arguments": about, "rows": rows}, default=str),
-        "summary.json": json.dumps(summary(rows, regular, about), indent=1, default=str),
-        "report.md": report(rows, regular),
+        "summary.json": json.dumps(summary(rows, regular, about, main), indent=1, default=str),
+        "report.md": report(rows, regular, main),
     }
     for name, text in files.items():
         (arguments.out / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
@@ -174,6 +185,7 @@ def main() -> int:
     if arguments.command == "run":
         return run(arguments)
     path = arguments.out / "answers.jsonl"
+    arguments.main = arguments.main or MAIN_MODEL
     if not path.exists():
         sys.exit(f"{path} is not there: nothing was measured")
     write(arguments, Store(path))

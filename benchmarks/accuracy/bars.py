@@ -95,7 +95,8 @@ class Judge:
         )
 
     def shuffled(self, task: str) -> Bar:
-        """The control: the same budgets for other heads must fail, that is, fall below half of the profile's."""
+        """The control: the same budgets for other heads must fail, that is, fall below half of the
+        profile's."""
         names = ("shuffled keydiff 0.25", "profile keydiff 0.25")
         needs = {name: self.value(name, task) for name in names}
         return self._bar(

@@ -41,7 +41,8 @@ class Turn:
 
     Attributes:
         reply: may be empty in the last turn.
-        lead: how the answer to a question begins, as in RULER: the model only has to give the value. ``reply``
+        lead: how the answer to a question begins, as in RULER: the model only has to give the value.
+        ``reply``
             begins with it.
     """
 

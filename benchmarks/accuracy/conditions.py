@@ -14,11 +14,22 @@ METHODS = ("keydiff", "expected_attention", "snapkv")
 PRESSES = ("KVzip", "AdaKV-KeyDiff", "AdaKV-SnapKV", "KeyDiff", "SnapKV")
 LOSS = "loss"
 RETRIEVAL = ("single", "multi_key", "multi_value")
-MAIN = ("multi_key", "single", LOSS, "multi_value", DIALOGUE, "people", "tracking", "common_words")
+MAIN = (
+    "multi_key",
+    "single",
+    "multi_value",
+    "near_keys",
+    DIALOGUE,
+    "people",
+    "tracking",
+    "common_words",
+    LOSS,
+)
 """The cells of most conditions, the most telling ones first."""
-PEER = ("multi_key", "single", "multi_value", "people")
-OFFLINE = (*PEER, LOSS)
-"""Those of what runs one sample at a time."""
+FEWER = ("multi_key", "single", "multi_value", "people", LOSS)
+"""Those of other scorers than the default."""
+FIRST, THEN = ("multi_key", "single"), ("multi_value", "people")
+"""Those of what runs one sample at a time: in two jobs, so that the first ones do not wait for the others."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +37,9 @@ class Condition:
     """One row of the tables.
 
     Attributes:
-        runs: ``engine``: the real one; ``replay``: offline, by :mod:`benchmarks.accuracy.replay`; ``kvpress``.
-        budgets: full, profile, uniform, shuffled (the profile's heads permuted), dynamic (found per input
+        runs: ``engine``: the real one; ``replay``: offline, by :mod:`benchmarks.accuracy.replay`;
+        ``kvpress``. budgets: full, profile, uniform, shuffled (the profile's heads permuted), dynamic
+        (found per input
             by the scorer's own scores), or own (a profile calibrated with the scorer itself as the oracle).
         scorer: one of the engine's, or a name of :data:`PRESSES`.
     """
@@ -80,53 +92,56 @@ class Job:
     cells: tuple[Cell, ...]
 
 
-def quarter(own: Sequence[str]) -> Iterator[tuple[Condition, tuple[str, ...]]]:
-    """At retention 0.25, what the bars are about first."""
-    yield FULL, MAIN
-    for budgets in ("profile", "uniform", "shuffled"):
-        yield Condition("engine", budgets, 0.25), MAIN
-    for method in METHODS:
-        yield Condition("replay", "dynamic", 0.25, method), OFFLINE
-    for method in METHODS[1:]:
-        yield Condition("engine", "profile", 0.25, method), MAIN
-    for press in PRESSES:
-        yield Condition("kvpress", "press", 0.25, press), PEER
-    for method in METHODS[1:]:
-        yield Condition("engine", "uniform", 0.25, method), MAIN
-    for method in own:
-        yield Condition("engine", "own", 0.25, method), MAIN
-    yield Condition("replay", "profile", 0.25), ("multi_key",)
+Row = tuple[Condition, tuple[str, ...]]
 
 
-def others() -> Iterator[tuple[Condition, tuple[str, ...]]]:
-    """Other retentions."""
-    for retention in (0.125, 0.5):
-        for budgets in ("profile", "uniform"):
-            yield Condition("engine", budgets, retention), MAIN
-    for method in METHODS[1:]:
-        yield Condition("engine", "profile", 0.125, method), RETRIEVAL
-    for method in METHODS:
-        yield Condition("replay", "dynamic", 0.125, method), RETRIEVAL
+def budgets_at(retention: float, *names: str) -> list[Row]:
+    """The default scorer with these budgets."""
+    return [(Condition("engine", name, retention), MAIN) for name in names]
 
 
-def plan(length: int, long: Sequence[int], own: Sequence[str] = ()) -> list[Job]:
+def methods(own: Sequence[str]) -> Iterator[Row]:
+    """At 0.25: each scorer with budgets of the profile, found for each input, and equal ones; and kvpress."""
+    dynamic = [Condition("replay", "dynamic", 0.25, method) for method in METHODS]
+    presses = [Condition("kvpress", "press", 0.25, press) for press in PRESSES]
+    yield from ((condition, FIRST) for condition in dynamic)
+    yield from ((Condition("engine", "profile", 0.25, method), FEWER) for method in METHODS[1:])
+    yield from ((condition, FIRST) for condition in presses)
+    yield from ((Condition("engine", "uniform", 0.25, method), FEWER) for method in METHODS[1:])
+    yield from ((Condition("engine", "own", 0.25, method), FEWER) for method in own)
+    yield from ((condition, (*THEN, LOSS)) for condition in dynamic)
+    yield from ((condition, THEN) for condition in presses)
+    yield Condition("replay", "profile", 0.25), FIRST[:1]
+
+
+def eighth() -> Iterator[Row]:
+    """Other scorers at 0.125."""
+    yield from ((Condition("engine", "profile", 0.125, method), RETRIEVAL) for method in METHODS[1:])
+    yield from ((Condition("replay", "dynamic", 0.125, method), FIRST) for method in METHODS)
+
+
+def plan(length: int, long: Sequence[int], own: Sequence[str] = (), whole: bool = True) -> list[Job]:
     """All jobs of a model, the most important ones first.
 
     Args:
         length: of most cells.
         long: further lengths, of some.
         own: methods that have a profile of their own.
+        whole: also what shows no more than that another model behaves alike: scorers, lengths, kvpress.
     """
-    first, second = list(quarter(own)), list(others())
-    four = first[:4]
-    longer = [(condition, RETRIEVAL) for condition, _ in four if condition.budgets != "shuffled"]
-    jobs = [
-        (condition, tuple(Cell(task, length) for task in tasks)) for condition, tasks in [*first, *second]
-    ]
-    if long:
-        extra = [(c, tuple(Cell(task, size) for size in long for task in tasks)) for c, tasks in longer]
-        at = len(four) + len(METHODS) + 2
-        jobs[at:at] = extra
+    rows: list[Row] = [(FULL, MAIN), *budgets_at(0.25, "profile", "uniform", "shuffled")]
+    rows += budgets_at(0.125, "profile", "uniform")
+    scorers = list(methods(own)) if whole else []
+    rows += scorers[: len(METHODS) + 2 + len(PRESSES)]
+    jobs = [(condition, tuple(Cell(task, length) for task in tasks)) for condition, tasks in rows]
+    if long and whole:
+        # A job for each length: the longest one takes as long as all else.
+        for size in sorted(long):
+            cells = tuple(Cell(task, size) for task in RETRIEVAL)
+            jobs += [(condition, cells) for condition, _ in rows[:3]]
+    rows = [*budgets_at(0.5, "profile", "uniform"), *scorers[len(METHODS) + 2 + len(PRESSES) :]]
+    rows += list(eighth()) if whole else []
+    jobs += [(condition, tuple(Cell(task, length) for task in tasks)) for condition, tasks in rows]
     return [Job(rank, *job) for rank, job in enumerate(jobs)]
 
 

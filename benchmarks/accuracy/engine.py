@@ -1,4 +1,5 @@
-"""One condition on the real engine: all samples of a cell at once, turn after turn, so that rows are resumed."""
+"""One condition on the real engine: all samples of a cell at once, turn after turn, so that rows are
+resumed."""
 
 from __future__ import annotations
 

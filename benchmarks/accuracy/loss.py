@@ -1,7 +1,7 @@
 """A model's loss on the end of a real text when all in front of it but the raw tail is sealed.
 
-The text is a user's message; after other words the conversation goes on with its next tokens as the reply. Only these
-are counted.
+The text is a user's message; after other words the conversation goes on with its next tokens as the reply.
+Only these are counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """kvpress on the same prompts: an outside implementation of compressed caches.
 
-It compresses exactly the tokens that our cache has sealed when the question comes, at the same ratio; what we hold raw
-it reads behind them uncompressed. So both keep the same number of keys.
+It compresses exactly the tokens that our cache has sealed when the question comes, at the same ratio; what
+we hold raw it reads behind them uncompressed. So both keep the same number of keys.
 
-kvpress pins versions of its requirements that cannot be had beside vLLM 0.32 (docs/scorers.md), so only its modules
-with these methods are loaded, from the installed package or a directory on PYTHONPATH.
+kvpress pins versions of its requirements that cannot be had beside vLLM 0.32 (docs/scorers.md), so only
+its modules with these methods are loaded, from the installed package or a directory on PYTHONPATH.
 """
 
 from __future__ import annotations

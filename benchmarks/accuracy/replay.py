@@ -1,8 +1,9 @@
 """The engine's cache offline, in transformers, for budgets that no engine can be started with.
 
-All keys and values stay; which of them a KV head still has is a mask, updated at the same lengths and by the same
-scorers as in the engine (:mod:`tangram.sealing`): so a query sees the kept tokens of the sealed chunks and all later
-ones. With static budgets it gives the engine's tokens (tests/benchmarks/test_accuracy_replay.py).
+All keys and values stay; which of them a KV head still has is a mask, updated at the same lengths and by
+the same scorers as in the engine (:mod:`tangram.sealing`): so a query sees the kept tokens of the sealed
+chunks and all later ones. With static budgets it gives the engine's tokens
+(tests/benchmarks/test_accuracy_replay.py).
 """
 
 from __future__ import annotations
@@ -147,12 +148,10 @@ class Replay:
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """Read tokens; the state behind the last one, [1, hidden_size]."""
-        states = None
-        for states in self.feed(tokens):
-            pass
-        if states is None:
+        if not tokens:
             raise ValueError("there are no tokens to read")
-        return states[-1:]
+        *_, last = self.feed(tokens)
+        return last[-1:]
 
     def answer(self, prompt: Sequence[int], stops: Sequence[int], most: int) -> list[int]:
         """The greedy continuation behind ``prompt``, without the token that ends it."""

@@ -137,7 +137,9 @@ def report(rows: Sequence[Row], regular: Sequence[dict[str, Any]] = (), main: st
     return "\n\n".join(parts) + "\n"
 
 
-def summary(rows: Sequence[Row], regular: Sequence[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
+def summary(
+    rows: Sequence[Row], regular: Sequence[dict[str, Any]], about: dict[str, Any], main: str = MAIN_MODEL
+) -> dict[str, Any]:
     """What the documentation's figures need: no answers."""
     every = latest(rows)
     dialogues = [
@@ -155,7 +157,7 @@ def summary(rows: Sequence[Row], regular: Sequence[dict[str, Any]], about: dict[
     ]
     bars = {
         model: [{"name": bar.name, "figures": bar.figures, "met": bar.met} for bar in found]
-        for model, found in bars_of(every).items()
+        for model, found in bars_of(every, main).items()
     }
     return {
         "benchmark": "accuracy",

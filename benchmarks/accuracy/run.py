@@ -49,6 +49,7 @@ class Options:
     """How jobs are run.
 
     Attributes:
+        folder: where children find their jobs and leave their logs.
         slots: what each child at a time gets as CUDA_VISIBLE_DEVICES; None on a CPU.
         deadline: Unix time behind which no cell is begun.
         offline_samples: of a cell that runs one sample at a time.
@@ -75,7 +76,8 @@ class Runner:
         self.failed: list[str] = []
         self._lock = threading.Lock()
         self._number = 0
-        self._environment = engines.environment(options.folder)
+        self._environment = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+        self._environment |= engines.environment(options.folder)
 
     def samples(self, job: Job) -> int:
         """Of each of its cells."""

@@ -1,4 +1,5 @@
-"""Conversations of a task: the facts in the first turn, other talk, and the question when all of it is sealed."""
+"""Conversations of a task: the facts in the first turn, other talk, and the question when all of it is
+sealed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ Z = 1.959964
 
 
 def _numbers(answer: str) -> list[str]:
-    """Numbers of three digits or more, in their order, each once; a comma between thousands does not count."""
+    """Numbers of three digits or more, in their order, each once; a comma between thousands does not
+    count."""
     return list(dict.fromkeys(re.findall(r"\d{3,}", re.sub(r"(?<=\d),(?=\d{3}\b)", "", answer))))
 
 

@@ -1,6 +1,7 @@
 """Seeded generators of tasks in the manner of RULER: facts hidden in real prose, every one with look-alikes.
 
-A generator returns the facts and the question; where they are put is :mod:`benchmarks.accuracy.samples`'s matter.
+A generator returns the facts and the question; where they are put is :mod:`benchmarks.accuracy.samples`'s
+matter.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ def keys(rng: Random, colours: int, things: int) -> list[str]:
     return names
 
 
+def distinct_keys(rng: Random, count: int) -> list[str]:
+    """Names that have no word in common."""
+    drawn = rng.sample(COLOURS, count), rng.sample(THINGS, count)
+    return [f"{colour} {thing}" for colour, thing in zip(*drawn, strict=True)]
+
+
 def _coded(rng: Random, names: list[str]) -> Material:
     values = numbers(rng, len(names))
     facts = [f"The code of the {name} is {value}." for name, value in zip(names, values, strict=True)]
@@ -75,13 +82,18 @@ def _coded(rng: Random, names: list[str]) -> Material:
 
 
 def single(rng: Random, length: int) -> Material:
-    """One fact, and two whose names differ from it in one word each."""
-    (a, b), (c, d) = rng.sample(COLOURS, 2), rng.sample(THINGS, 2)
-    return _coded(rng, [f"{a} {c}", f"{b} {c}", f"{a} {d}"])
+    """One fact, and two of the same form about other things."""
+    return _coded(rng, distinct_keys(rng, 3))
 
 
 def multi_key(rng: Random, length: int) -> Material:
-    """One of eight facts, two colours of four things."""
+    """One of eight facts of the same form."""
+    return _coded(rng, distinct_keys(rng, 8))
+
+
+def near_keys(rng: Random, length: int) -> Material:
+    """The same with names that share words, two colours of four things: small models take one for another even
+    where nothing is compressed."""
     return _coded(rng, keys(rng, 2, 4))
 
 
@@ -143,5 +155,6 @@ def common_words(rng: Random, length: int) -> Material:
 
 
 TASKS: dict[str, Callable[[Random, int], Material]] = {
-    task.__name__: task for task in (single, multi_key, multi_value, tracking, people, common_words)
+    task.__name__: task
+    for task in (single, multi_key, near_keys, multi_value, tracking, people, common_words)
 }

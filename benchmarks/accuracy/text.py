@@ -1,7 +1,8 @@
 """Real texts: what facts are hidden in, and what a model's loss is taken on.
 
-``prose.txt`` is an excerpt of the King James Bible of 1611 (Ruth, Esther, Jonah, Acts, Samuel), whose copyright has
-expired. The other kinds are this project's own documents and sources, which no model has seen in training.
+``prose.txt`` is an excerpt of the King James Bible of 1611 (Ruth, Esther, Jonah, Acts, Samuel), whose
+copyright has expired. The other kinds are this project's own documents and sources, which no model has
+seen in training.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def sentences() -> tuple[str, ...]:
 @cache
 def words() -> tuple[str, ...]:
     """Different lower-case words of the prose, of four to nine letters, in the order of the alphabet."""
-    return tuple(sorted({word for word in re.findall(r"\b[a-z]{4,9}\b", real_text("prose"))}))
+    return tuple(sorted(set(re.findall(r"\b[a-z]{4,9}\b", real_text("prose")))))
 
 
 def prose_from(rng: Random) -> Iterator[str]:

@@ -119,8 +119,9 @@ def pressed_model(folder: Path) -> Iterator[Any]:
     """Leaves transformers' attention functions, which kvpress wraps, as they were."""
     import sys
 
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+    from transformers import modeling_utils
 
+    functions = modeling_utils.ALL_ATTENTION_FUNCTIONS
     before, loaded = dict(functions.items()), set(sys.modules)
     yield peer.load(str(folder), "cpu", "float32")
     for name, function in before.items():

@@ -1,4 +1,5 @@
-"""The accuracy benchmark's replay in transformers gives the real engine's tokens, wherever budgets are static."""
+"""The accuracy benchmark's replay in transformers gives the real engine's tokens, wherever budgets are
+static."""
 
 from __future__ import annotations
 
