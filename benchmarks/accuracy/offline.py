@@ -69,9 +69,9 @@ class Replayed:
 
     def kept(self, tokens: int) -> float:
         """Dynamic budgets keep the asked share of each sealed chunk, save for rounding."""
-        return share_kept(self.geometry, self.config.retention, tokens) if self.dynamic else (
-            self.geometry.kept_fraction(tokens)
-        )  # fmt: skip
+        if self.dynamic:
+            return share_kept(self.geometry, self.config.retention, tokens)
+        return self.geometry.kept_fraction(tokens)
 
 
 class Peer:

@@ -115,13 +115,8 @@ class Replay:
             identity = reader.identity
             sizes = (identity.layers, identity.head_size, identity.max_model_len)
             self.rotary = find_rotary(reader.text_config, *sizes, reader.device)
-        self._keep = torch.tensor(
-            [
-                [geometry.keep[tier] for tier in row]
-                for row in geometry.head_tier
-            ],
-            device=reader.device,
-        )  # fmt: skip
+        keep = [[geometry.keep[tier] for tier in row] for row in geometry.head_tier]
+        self._keep = torch.tensor(keep, device=reader.device)
 
     def copy(self) -> Replay:
         """One that goes on from here and leaves this as it is."""

@@ -92,8 +92,7 @@ def multi_key(rng: Random, length: int) -> Material:
 
 
 def near_keys(rng: Random, length: int) -> Material:
-    """The same with names that share words, two colours of four things: small models take one for another even
-    where nothing is compressed."""
+    """The same with names that share words: small models take one for another even without compression."""
     return _coded(rng, keys(rng, 2, 4))
 
 
