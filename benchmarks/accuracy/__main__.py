@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -180,7 +181,8 @@ def write(arguments: argparse.Namespace, store: Store, seconds: float | None = N
 
 
 def main() -> int:
-    """Do as the command line says."""
+    """Do as the command line says. A signal to end ends the children too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: the same command goes on here"))
     arguments = parse()
     if arguments.command == "run":
         return run(arguments)

@@ -76,6 +76,8 @@ class Runner:
         self.failed: list[str] = []
         self._lock = threading.Lock()
         self._number = 0
+        self._stopped = False
+        self._running: list[subprocess.Popen[str]] = []
         self._environment = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
         self._environment |= engines.environment(options.folder)
 
@@ -101,11 +103,22 @@ class Runner:
         threads = [threading.Thread(target=self._work, args=(slot, waiting)) for slot in self.options.slots]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the children and begin no other; finished cells are kept."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.terminate()
 
     def _work(self, slot: str | None, waiting: queue.SimpleQueue[Task]) -> None:
-        while time.time() < self.options.deadline:
+        while time.time() < self.options.deadline and not self._stopped:
             try:
                 model, job = waiting.get_nowait()
             except queue.Empty:
@@ -132,9 +145,15 @@ class Runner:
             ) as process,
         ):
             assert process.stdout is not None
+            with self._lock:
+                self._running.append(process)
+                if self._stopped:
+                    process.terminate()
             for line in process.stdout:
                 self._add(json.loads(line))
-        if process.returncode:
+        with self._lock:
+            self._running.remove(process)
+        if process.returncode and not self._stopped:
             label = f"{model.name}, {job.condition.name}"
             with self._lock:
                 self.failed.append(label)

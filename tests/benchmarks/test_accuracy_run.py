@@ -4,6 +4,10 @@ with."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ from tangram.errors import ProfileError
 from tangram.profile import Profile
 from tests.tangram.calibrated import made_profile
 from tests.tiny_models import random_llama
+from tests.tree import ROOT
 
 MODEL = "qwen2.5-0.5b"
 
@@ -299,6 +304,37 @@ def test_a_child_that_fails_is_told_and_the_rest_goes_on(
     assert runner.failed == [f"{model.name}, replay profile keydiff 0.25"]
     assert "which was not given" in capsys.readouterr().out
     assert runner.store.rows == []
+
+
+def test_a_run_that_is_stopped_ends_its_children(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    model, profile = tiny
+    line = ["--model", str(model), "--profile", str(profile), "--out", str(tmp_path), "--device", "cpu"]
+    line += ["--samples", "500", "--length", "1024", "--conditions", "replay dynamic keydiff 0.25"]
+    command_line = [sys.executable, "-m", "benchmarks.accuracy", "run", *line]
+
+    def workers() -> list[int]:
+        """Running ones of this run: their job lies in its folder for temporary files."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"benchmarks.accuracy.worker" in words and str(tmp_path).encode() in words[-2]:
+                found.append(int(path.parent.name))
+        return found
+
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command_line, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        end = time.monotonic() + 60
+        while not workers() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert len(workers()) == 1
+        process.terminate()
+        assert "goes on here" in process.communicate(timeout=60)[1]
+    assert workers() == []
 
 
 @pytest.mark.parametrize(
