@@ -123,7 +123,7 @@ def scored(
         scores.append(
             torch.stack(
                 [
-                    scorer(_chunk(reader, cache, watcher, row, start, geometry, rotary))
+                    scorer(chunk_of(reader, cache, watcher, row, start, geometry, rotary))
                     for row in range(len(reader.kinds.full))
                 ]
             )
@@ -159,7 +159,7 @@ def key_needs(reader: Reader, cache: object, tokens: int, geometry: TangramConfi
     return torch.stack(found).mean(dim=0).reshape(layers, heads)
 
 
-def _chunk(
+def chunk_of(
     reader: Reader,
     cache: object,
     watcher: LastQueries,
