@@ -17,8 +17,8 @@ help: ## list the targets
 	@echo
 	@echo "  MODEL=/path/or/hub-id make up   serves another model than the bundled one"
 
-up: setup ## set up what is missing, then serve the product on http://127.0.0.1:8000
-	@exec $(PYTHON_IN_VENV) -m app
+up: ## set up what is missing (CUDA build where there is a GPU), then serve the product on http://127.0.0.1:8000
+	@exec scripts/up.sh
 
 setup: ## create .venv, or bring it in line with requirements.lock
 	@scripts/setup.sh
@@ -47,5 +47,5 @@ lock-cuda: ## resolve requirements-cuda.lock for the GPU image (PYTHON= a Python
 	@$(or $(PYTHON),python3.12) scripts/lock_cuda.py
 
 clean: ## remove .venv and everything that is made here (never your data)
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find app admin db tangram kernels tests scripts benchmarks docs -name __pycache__ -prune -exec rm -rf {} +

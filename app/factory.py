@@ -17,6 +17,7 @@ from app.engine_settings import EngineSettings
 from app.generation import GenerationService
 from app.managed_engine import ManagedEngine
 from app.metrics import Metrics
+from app.metrics_listener import metrics_port
 from app.middleware import Identify, LimitBody, Observe, OriginGuard
 from app.profiles import Profiles
 from app.remote_engine import RemoteEngine
@@ -115,7 +116,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             log.info("%d unfinished replies of the last run are marked as interrupted", count)
         await services.supervisor.start(await services.engine_settings.overrides())
         await services.calibration.recover()
-        yield
+        async with metrics_port(services):
+            yield
     finally:
         await services.calibration.close()
         await services.profiles.close()

@@ -38,7 +38,8 @@ class Metrics:
         )
         self._ttft = Histogram(
             "tangram_chat_time_to_first_token_seconds",
-            "From the user's message to the first token of the reply.",
+            "From the message to the first token of its reply; resumed: its history was in the cache.",
+            ("turn",),
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
@@ -55,7 +56,8 @@ class Metrics:
         for kind in ("prompt", "cached", "completion"):
             self._tokens.labels(kind).inc(stats.get(f"{kind}_tokens") or 0)
         if stats.get("ttft_ms") is not None:
-            self._ttft.observe(stats["ttft_ms"] / 1000)
+            turn = "resumed" if stats.get("cached_tokens") else "read"
+            self._ttft.labels(turn).observe(stats["ttft_ms"] / 1000)
 
     def pool(self, pool: Mapping[str, Any]) -> None:
         """Take over the `pool` part of the engine's memory report."""

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Brings .venv in line with requirements.lock and pyproject.toml; does nothing when it already is.
+# With VENV and LOCK, another environment with another lock: `make up` uses that on a host with a GPU.
 #
 #   PYTHON       the Python to build .venv with (default: the first of python3, python3.12, ... that is new enough)
 #   TORCH_INDEX  a further package index to take torch from, such as PyTorch's CPU index
@@ -9,21 +10,29 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-venv=.venv
+venv=${VENV:-.venv}
+lock=${LOCK:-requirements.lock}
 python=$venv/bin/python
 stamp=$venv/.set-up-from
 
 fingerprint() {
     # The path is part of it: scripts and the link to this tree hold it, so a moved tree is set up anew.
-    { printf '%s\n' "$PWD"; cat requirements.lock pyproject.toml; } | sha256sum | cut -d' ' -f1
+    { printf '%s\n' "$PWD"; cat "$lock" pyproject.toml; } | sha256sum | cut -d' ' -f1
 }
 
-new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+# The CUDA lock was resolved for Python 3.12 and holds for no other.
+new_enough() {
+    case $lock in
+        *cuda*) "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null ;;
+        *) "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ;;
+    esac
+}
+case $lock in *cuda*) wanted="Python 3.12, for the CUDA build" ;; *) wanted="Python 3.11 or newer" ;; esac
 
 find_python() {
     local candidate
     if [ -n "${PYTHON:-}" ]; then
-        new_enough "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or newer"
+        new_enough "$PYTHON" || die "PYTHON=$PYTHON is not a $wanted"
         printf '%s' "$PYTHON"
         return
     fi
@@ -33,7 +42,7 @@ find_python() {
             return
         fi
     done
-    die "Python 3.11 or newer is needed, and python3 is $(python3 -V 2>&1 || true). Install one, or name it: make up PYTHON=/path/to/python3.12"
+    die "$wanted is needed, and python3 is $(python3 -V 2>&1 || true). Install one, or name it: make up PYTHON=/path/to/python3.12"
 }
 
 create_venv() {
@@ -50,8 +59,10 @@ install() {
 install_lock() {
     local options=()
     [ -z "${TORCH_INDEX:-}" ] || options=(--extra-index-url "$TORCH_INDEX")
-    say "Installing the packages of requirements.lock (about 1 GB; minutes the first time)"
-    install "${options[@]}" -r requirements.lock || die "the packages could not be installed. Is the network there, and is pip set to an index that has them (PIP_INDEX_URL)? What was fetched is kept: run the same again to go on"
+    local size="about 1 GB"
+    case $lock in *cuda*) size="many GB, with the CUDA libraries" ;; esac
+    say "Installing the packages of $lock ($size; minutes the first time)"
+    install "${options[@]}" -r "$lock" || die "the packages could not be installed. Is the network there, and is pip set to an index that has them (PIP_INDEX_URL)? What was fetched is kept: run the same again to go on"
 }
 
 case $PWD in

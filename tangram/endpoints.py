@@ -21,7 +21,7 @@ from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from tangram import asked, control
+from tangram import asked, control, stall
 from tangram.config import printable
 from tangram.errors import ConfigError, EngineUnavailable, ProfileError, UnsupportedError
 from tangram.metrics import TIMEOUT_SECONDS, EngineMetrics
@@ -67,6 +67,7 @@ class TangramEndpoints:
             vllm_config.instance_id,
             [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key],
         )
+        stall.watch(lambda: self._snapshot_now(timeout=TIMEOUT_SECONDS), stall.allowed_seconds())
 
     def serve(self, runtime: Runtime, instance: str, keys: list[str]) -> None:
         """Answer for the engine of that vLLM instance id. Any of ``keys`` opens; none: open to all."""

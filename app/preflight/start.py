@@ -114,7 +114,7 @@ def _facts(model: str) -> ModelFacts | None:
 
 def _config(environment: Mapping[str, str]) -> TangramConfig | None:
     try:
-        return TangramConfig.from_sources({"profile": None}, environment)
+        return TangramConfig.from_sources({"profile": "none"}, environment)
     except TangramError:
         return None
 

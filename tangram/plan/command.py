@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from tangram import shipped
 from tangram.config import HELP, TangramConfig
 from tangram.errors import ConfigError
 from tangram.plan.cards import CARDS, GIB, Card, card
@@ -35,7 +36,9 @@ def add_to(commands: Any) -> None:
     for name in SETTINGS:
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=HELP[name])
     parser.add_argument("--max-model-len", type=int, metavar="N", help="as of vLLM; default: the model's")
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="lengths of conversations, tokens")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", metavar="N", help="lengths of conversations, tokens"
+    )
     parser.add_argument(
         "--dtype", default="auto", help=f"auto (bfloat16) or one of {', '.join(ITEMSIZES)}, as of vLLM"
     )
@@ -61,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         if any(n < 1 for n in (values if isinstance(values, list) else [values]) if n is not None):
             raise ConfigError(f"--{option.replace('_', '-')}", "must be at least 1")
     facts = read_facts(arguments.model, arguments.dtype)
+    config = shipped.settled(config, arguments.model)
     chosen = card(arguments.gpu or "a100-80")
     spent: Budget | None = None
     if arguments.kv_cache_gib is None:
@@ -125,8 +129,8 @@ def lines(
         found.append(f"A conversation of the greatest length, {plan.max_model_len:,} tokens, fits.")
     else:
         found.append(
-            f"A conversation of the greatest length, {plan.max_model_len:,} tokens, does not fit, so the engine "
-            f"would not start. The longest that fits has {plan.longest:,}: --max-model-len "
+            f"A conversation of the greatest length, {plan.max_model_len:,} tokens, does not fit, so the "
+            f"engine would not start. The longest that fits has {plan.longest:,}: --max-model-len "
             f"{plan.longest // 1024 * 1024 or plan.longest}, or a lower retention."
         )
     found += [f"Note: {warning}." for warning in plan.prediction.warnings]

@@ -74,7 +74,9 @@ def facts_of(
         length = int(text["max_position_embeddings"])
         inner = int(text.get("intermediate_size") or text["moe_intermediate_size"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("--model", f"the configuration of {name} lacks {error}: it cannot be planned") from None
+        raise ConfigError(
+            "--model", f"the configuration of {name} lacks {error}: it cannot be planned"
+        ) from None
     kinds = layer_kinds(SimpleNamespace(**text), layers)
     chosen = "bfloat16" if dtype == "auto" else dtype
     itemsize = ITEMSIZES[chosen]

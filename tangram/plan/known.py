@@ -11,7 +11,14 @@ Config = dict[str, Any]
 
 
 def _dense(
-    kind: str, hidden: int, inner: int, layers: int, heads: tuple[int, int], vocab: int, length: int, **more: Any
+    kind: str,
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: tuple[int, int],
+    vocab: int,
+    length: int,
+    **more: Any,
 ) -> Config:
     """heads: (query heads, KV heads) of a layer."""
     return {
@@ -34,14 +41,18 @@ _HEAD = {"head_dim": 128}
 KNOWN: dict[str, Config] = {
     "Qwen/Qwen3-0.6B": _dense("qwen3", 1024, 3072, 28, (16, 8), 151936, 40960, **_HEAD, **_TIED),
     "Qwen/Qwen3-1.7B": _dense("qwen3", 2048, 6144, 28, (16, 8), 151936, 40960, **_HEAD, **_TIED),
-    "Qwen/Qwen3-4B-Instruct-2507": _dense(
-        "qwen3", 2560, 9728, 36, (32, 8), 151936, 262144, **_HEAD, **_TIED
-    ),
+    "Qwen/Qwen3-4B-Instruct-2507": _dense("qwen3", 2560, 9728, 36, (32, 8), 151936, 262144, **_HEAD, **_TIED),
     "Qwen/Qwen3-8B": _dense("qwen3", 4096, 12288, 36, (32, 8), 151936, 40960, **_HEAD),
     "Qwen/Qwen3-14B": _dense("qwen3", 5120, 17408, 40, (40, 8), 151936, 40960, **_HEAD),
     "Qwen/Qwen3-32B": _dense("qwen3", 5120, 25600, 64, (64, 8), 151936, 40960, **_HEAD),
     "Qwen/Qwen3-30B-A3B-Instruct-2507": _dense(
-        *("qwen3_moe", 2048, 6144, 48, (32, 4), 151936, 262144),
+        "qwen3_moe",
+        2048,
+        6144,
+        48,
+        (32, 4),
+        151936,
+        262144,
         **_HEAD,
         num_experts=128,
         moe_intermediate_size=768,

@@ -73,7 +73,7 @@ def usable_bytes(geometry: Geometry, pool: int) -> int:
 
 
 def longest(geometry: Geometry, pool: int, limit: int) -> int:
-    """Tokens of the longest conversation that a pool of so many bytes holds, at most ``limit``; 0 for none."""
+    """Tokens of the longest conversation that so many bytes of pool hold, at most ``limit``; 0 for none."""
     room = usable_bytes(geometry, pool)
     low, high = 0, limit
     while low < high:
