@@ -34,9 +34,9 @@ def gpu_visible(gpus: list[Gpu]) -> Problem | None:
         return None
     return Problem(
         Code.NO_GPU,
-        "no GPU is visible here: on the host, see that nvidia-smi works there and install the NVIDIA Container "
-        "Toolkit; then reserve a GPU as docker-compose.yml does (TANGRAM_GPU names it). Without a GPU, use the "
-        "CPU image: docker compose up cpu",
+        "no GPU is visible here: on the host, see that nvidia-smi works and install the NVIDIA Container "
+        "Toolkit; then reserve a GPU as docker-compose.yml does (TANGRAM_GPU names it). Without a GPU, use "
+        "the CPU image: docker compose up cpu",
     )
 
 
@@ -47,8 +47,8 @@ def driver_recent(gpu: Gpu) -> Problem | None:
         return None
     return Problem(
         Code.DRIVER_TOO_OLD,
-        f"the host's NVIDIA driver is {gpu.driver}, and CUDA 13 needs {LEAST_DRIVER} or newer: update the driver "
-        "on the host (the image brings all the rest)",
+        f"the host's NVIDIA driver is {gpu.driver}, and CUDA 13 needs {LEAST_DRIVER} or newer: update the "
+        "driver on the host (the image brings all the rest)",
     )
 
 
@@ -59,8 +59,8 @@ def gpu_recent(gpu: Gpu) -> Problem | None:
     has = ".".join(map(str, gpu.capability))
     return Problem(
         Code.GPU_TOO_OLD,
-        f"{gpu.name} has compute capability {has}, and 8.0 (A100 and newer) is needed: choose another GPU with "
-        "TANGRAM_GPU, or use the CPU image",
+        f"{gpu.name} has compute capability {has}, and 8.0 (A100 and newer) is needed: choose another GPU "
+        "with TANGRAM_GPU, or use the CPU image",
     )
 
 
@@ -86,8 +86,8 @@ def memory_suffices(
     if spent.pool <= 0:
         return Problem(
             Code.TOO_LITTLE_MEMORY,
-            f"{name} needs about {(spent.weights + spent.working) / GIB:.1f} GiB before any conversation, and "
-            f"{spent.usable / GIB:.1f} GiB of {gpu.name} can be used: choose a smaller model with MODEL",
+            f"{name} needs about {(spent.weights + spent.working) / GIB:.1f} GiB before any conversation, "
+            f"and {spent.usable / GIB:.1f} GiB of {gpu.name} can be used: choose a smaller model with MODEL",
         )
     plan = make_plan(facts, config, spent.pool, length)
     if plan.fits:
@@ -112,8 +112,8 @@ def model_allowed(model: str, answer: HubAnswer, has_token: bool) -> Problem | N
     what = "the token in HF_TOKEN may not read it" if has_token else "there is no token in HF_TOKEN"
     return Problem(
         Code.GATED_MODEL,
-        f"{model} is gated and {what}: accept its licence on the hub with your account, then put a token of that "
-        "account into HF_TOKEN",
+        f"{model} is gated and {what}: accept its licence on the hub with your account, then put a token of "
+        "that account into HF_TOKEN",
     )
 
 
@@ -129,7 +129,7 @@ def clock_right(now: float, last_write: float, hub: float | None) -> Problem | N
     if hub is not None and abs(now - hub) > MOST_SKEW_SECONDS:
         return Problem(
             Code.CLOCK,
-            f"the clock is {abs(now - hub):,.0f} seconds {'ahead of' if now > hub else 'behind'} the model hub's: "
-            "set the host's clock (timedatectl set-ntp true)",
+            f"the clock is {abs(now - hub):,.0f} seconds {'ahead of' if now > hub else 'behind'} the model "
+            "hub's: set the host's clock (timedatectl set-ntp true)",
         )
     return None

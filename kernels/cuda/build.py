@@ -107,8 +107,8 @@ def library(variant: Variant, flags: tuple[str, ...] = (), into: Path | None = N
 
 
 def find_compiler() -> list[str]:
-    """nvcc's command: ``$NVCC``, else the one on the path, else that of ``$CUDA_HOME`` or /usr/local/cuda, else
-    the one that the CUDA build of vLLM brings as a Python package."""
+    """nvcc's command: ``$NVCC``, else the one on the path, else that of ``$CUDA_HOME`` or /usr/local/cuda,
+    else the one that the CUDA build of vLLM brings as a Python package."""
     chosen = shlex.split(os.environ.get("NVCC", ""))
     home = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
     known = [["nvcc"], *([str(folder / "bin" / "nvcc")] for folder in (home, *packaged_toolkits()))]

@@ -47,6 +47,7 @@ MODEL = {
 PROFILE = Profile(((0.1, 0.2), (0.3, 0.5), (0.7, 0.9)), ((0.05, 0.0),) * LAYERS)
 SETTINGS = {"retention": 0.4, "chunk": 64, "window": 32, "rewind": 32, "group_size": 4, "scorer": "keydiff"}
 KEY = "engine-key"
+PLANNED = ("retention", "chunk", "window", "group_size", "profile")
 
 
 @dataclass(frozen=True)
@@ -236,3 +237,31 @@ async def test_the_key_guards_the_routes(served: Served) -> None:
         assert (await http.post("/tangram/evict", json={"all": True})).status_code == 401
         assert (await http.post("/tangram/preview", json={})).status_code == 401
         assert (await http.get("/metrics")).status_code == 200
+
+
+async def test_a_plan_predicts_the_pages_that_the_engine_holds(served: Served) -> None:
+    """`tangram plan` from the model's config.json alone, beside the running engine."""
+    model = Path(str(served.config.profile)).parent / "model"
+    options = [f"--{name.replace('_', '-')}={getattr(served.config, name)}" for name in PLANNED]
+    command = [sys.executable, "-m", "tangram", "plan", "--model", str(model), *options, "--dtype", "float32"]
+    command += ["--max-model-len", "1024", "--kv-cache-gib", str(32 / 1024), "--json"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TANGRAM_REWIND": str(served.config.rewind)}
+    async with EngineClient(served.url, api_key=KEY) as client:
+        await client.evict(everything=True)
+        prompt = list(range(2000, 2300))
+        prompt += await say(client, prompt, "dora", 8)
+        memory = await client.memory()
+        (row,) = memory["sequences"]
+        lengths = [str(row["tokens"]), "1024"]
+        done = subprocess.run(
+            [*command, "--lengths", *lengths], env=environment, capture_output=True, text=True, check=True
+        )
+        plan = json.loads(done.stdout)
+        preview = await client.preview(lengths=[row["tokens"], 1024])
+    predicted = plan["prediction"]
+    assert predicted["idle_pages_at"][lengths[0]] == row["pages"]
+    for name in ("geometry", "pages_at", "idle_pages_at", "full_bytes_at", "row_width"):
+        assert predicted[name] == preview[name], name
+    # vLLM counts a page more, which it keeps for itself.
+    page = memory["pool"]["page_bytes"]
+    assert (32 << 20) // page - memory["pool"]["total_pages"] in (0, 1)
