@@ -1,8 +1,8 @@
 """A second port, for Prometheus alone: the metrics of app and engine, without a key.
 
-The app's own port wants an administrator's key of whoever is not on this machine; the engine's port changes with
-every start, and only the app has its key. This port is for a network that only the operator's monitoring can
-reach, such as that of docker-compose.yml.
+The app's own port wants an administrator's key of whoever is not on this machine; the engine's port changes
+with every start, and only the app has its key. This port is for a network that only the operator's monitoring
+can reach, such as that of docker-compose.yml.
 """
 
 from __future__ import annotations

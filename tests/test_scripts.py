@@ -231,3 +231,40 @@ def test_complete_torch_knows_when_nothing_is_missing() -> None:
     command = [sys.executable, "scripts/complete_torch.py"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def gpu_tree(tree: Tree, tools: Path, answer: str) -> dict[str, str]:
+    """The tree with the CUDA lock, and an nvidia-smi that answers so."""
+    shutil.copy(ROOT / "requirements-cuda.lock", tree.root)
+    stand_in = tree.python.read_text().replace('"-m venv --clear .venv")', '"-m venv --clear "*)')
+    tree.python.write_text(stand_in.replace(".venv/", '"$4"/').replace("$PWD/.venv", "$PWD/$4"))
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    return {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+def test_make_up_uses_the_cuda_lock_where_there_is_a_gpu(tree: Tree, tmp_path: Path) -> None:
+    path = gpu_tree(tree, tmp_path / "tools", "echo 'GPU 0: NVIDIA A100 (UUID: GPU-1)'")
+    result = tree.run("make", "up", **path)
+    assert result.returncode == 0, result.stderr
+    notes = tree.notes.read_text()
+    assert "-r requirements-cuda.lock" in notes
+    assert "-m venv --clear .venv-cuda" in notes
+    assert notes.splitlines()[-1] == "-m app"
+    assert not (tree.root / ".venv").exists()
+    again = tree.run("make", "up", **path)
+    assert tree.notes.read_text() == "-m app\n", again.stderr
+    assert "-r requirements.lock" in _notes_of(tree, "make", "up", **path, TANGRAM_BUILD="cpu")
+
+
+def _notes_of(tree: Tree, *command: str, **variables: str) -> str:
+    tree.run(*command, **variables)
+    return tree.notes.read_text()
+
+
+def test_make_up_without_a_gpu_or_with_a_driver_that_has_none(tree: Tree, tmp_path: Path) -> None:
+    path = gpu_tree(tree, tmp_path / "tools", "echo 'No devices were found'; exit 6")
+    assert "-r requirements.lock" in _notes_of(tree, "make", "up", **path)
+    result = tree.run("make", "up", **path, TANGRAM_BUILD="rocm")
+    assert "TANGRAM_BUILD must be cpu or cuda" in result.stderr

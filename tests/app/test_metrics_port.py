@@ -77,10 +77,9 @@ async def test_an_engine_that_is_not_ready_leaves_the_app_s_page(tmp_path: Path)
 async def test_without_a_port_nothing_listens_and_a_taken_one_is_an_error(tmp_path: Path) -> None:
     async with metrics_port(services(tmp_path, 0)):
         pass
-    with socket.create_server(("", 0)) as taken:
-        with pytest.raises(OSError, match="in use"):
-            async with metrics_port(services(tmp_path, taken.getsockname()[1])):
-                pass
+    with socket.create_server(("", 0)) as taken, pytest.raises(OSError, match="in use"):
+        async with metrics_port(services(tmp_path, taken.getsockname()[1])):
+            pass
 
 
 def test_first_tokens_are_told_apart_by_what_was_in_the_cache(tmp_path: Path) -> None:

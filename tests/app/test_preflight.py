@@ -89,7 +89,7 @@ def test_a_host_that_fits_is_left_alone() -> None:
         (Pretended(found=[replace(A100, driver="550.54.14")]), Code.DRIVER_TOO_OLD, "580 or newer"),
         (Pretended(found=[replace(A100, capability=(7, 5))]), Code.GPU_TOO_OLD, "compute capability 7.5"),
         (Pretended(found=[replace(A100, free=40 * GIB)]), Code.TOO_LITTLE_MEMORY, "utilization 0.48"),
-        (Pretended(found=[replace(A100, total=8 * GIB, free=8 * GIB)]), Code.TOO_LITTLE_MEMORY, "smaller model"),
+        (Pretended(found=[replace(A100, total=GIB, free=GIB)]), Code.TOO_LITTLE_MEMORY, "smaller model"),
         (Pretended(answer=HubAnswer("gated", NOW)), Code.GATED_MODEL, "there is no token in HF_TOKEN"),
         (Pretended(written=NOW + 3600), Code.CLOCK, "3,600 seconds behind the last write"),
         (Pretended(answer=HubAnswer("ok", NOW - 900)), Code.CLOCK, "900 seconds ahead of"),

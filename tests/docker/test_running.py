@@ -1,0 +1,135 @@
+"""What the images run, as plain processes: init, entrypoint, health check, stop; and the proxy in front."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.managed_engine import free_port
+from tests.app.test_process import begin, ready, signed_in, start
+from tests.tree import ROOT
+
+DOCKER = ROOT / "docker"
+STOP_SECONDS = 30
+"""What docker-compose.yml gives the container to stop."""
+
+
+def health(url: str) -> int:
+    environment = {"TANGRAM_PORT": url.rpartition(":")[2]}
+    command = [sys.executable, str(DOCKER / "healthcheck.py")]
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+
+@pytest.mark.skipif(shutil.which("tini") is None, reason="no tini here (Debian: package tini)")
+async def test_the_container_s_command_gets_healthy_and_stops_with_its_replies_settled(
+    tmp_path: Path, bundled_model_dir: Path
+) -> None:
+    # A test's init is not process 1: -s lets it look after orphans all the same.
+    init = ("tini", "-s", "--", str(DOCKER / "entrypoint.sh"))
+    home = tmp_path / "home"
+    async with start(home, bundled_model_dir, *init) as first:
+        assert health(first.url) == 1
+        await ready(first)
+        assert await asyncio.to_thread(health, first.url) == 0
+        async with signed_in(first) as http:
+            _, reply = await begin(http)
+            began = time.monotonic()
+            first.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(STOP_SECONDS):
+                assert await first.process.wait() == 0
+        assert time.monotonic() - began < STOP_SECONDS
+        assert health(first.url) == 1
+    async with start(home, bundled_model_dir, *init) as second:
+        await ready(second)
+        async with signed_in(second) as http:
+            stored = (await http.get(f"/api/replies/{reply}")).json()
+        assert stored["status"] == "interrupted"
+        assert len(stored["content"]) > 400
+
+
+async def test_the_preflight_s_code_is_the_container_s(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    command = (str(DOCKER / "entrypoint.sh"),)
+    path = f"{tools}:/usr/bin:/bin"
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho '0, T4, 15360, 15000, 7.5, 580.65.06'\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    async with start(tmp_path / "home", tmp_path, *command, PATH=path, TANGRAM_EXPECT_GPU="1") as running:
+        assert await running.process.wait() == 13
+    assert any("compute capability 7.5" in line for line in running.lines)
+    assert not any("Traceback" in line for line in running.lines)
+
+
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="no caddy here (Debian: package caddy)")
+async def test_the_proxy_passes_streams_on_at_once_and_overwrites_forwarded_headers(tmp_path: Path) -> None:
+    told: list[str] = []
+    go_on = asyncio.Event()
+
+    async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        writer.write(head + b"data: one\n\n")
+        await writer.drain()
+        await go_on.wait()
+        writer.write(b"data: two\n\n")
+        await writer.drain()
+        writer.close()
+
+    port, behind = free_port(), await asyncio.start_server(upstream, "127.0.0.1", 0)
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "XDG_DATA_HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "CADDY_ADMIN": f"localhost:{free_port()}",
+        "TANGRAM_DOMAIN": f"http://127.0.0.1:{port}",  # TLS would want ports 80 and 443
+        "TANGRAM_UPSTREAM": f"127.0.0.1:{behind.sockets[0].getsockname()[1]}",
+    }
+    command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(DOCKER / "caddy" / "Caddyfile")]
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+
+        def up() -> bool:
+            try:
+                return (
+                    httpx.get(environment["TANGRAM_DOMAIN"] + "/", trust_env=False, timeout=0.2) is not None
+                )
+            except httpx.ReadTimeout:
+                return True  # it waits for the rest of the stream
+            except httpx.HTTPError:
+                return False
+
+        async def knock() -> None:
+            while not await asyncio.to_thread(up):
+                await asyncio.sleep(0.1)
+
+        await asyncio.wait_for(knock(), 20)
+        headers = {"X-Forwarded-For": "203.0.113.7"}
+        url = environment["TANGRAM_DOMAIN"] + "/api/replies/x/events"
+        async with (
+            httpx.AsyncClient(trust_env=False, timeout=10) as http,
+            http.stream("GET", url, headers=headers) as answer,
+        ):
+            lines = answer.aiter_lines()
+            assert await asyncio.wait_for(anext(lines), 5) == "data: one"  # while the second is held back
+            go_on.set()
+            assert "data: two" in [line async for line in lines]
+        assert "x-forwarded-for: 127.0.0.1\r\n" in told[-1]
+        assert "203.0.113.7" not in told[-1]
+    finally:
+        go_on.set()
+        process.terminate()
+        await process.wait()
+        behind.close()
+        await behind.wait_closed()
