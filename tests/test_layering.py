@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("app", "admin", "db", "tangram", "kernels")
 CLIENT_SIDE = {"tangram", "tangram.client", "tangram.errors", "tangram.geometry"}
+CLIENT_SIDE |= {"tangram.config", "tangram.plan.cards", "tangram.plan.facts", "tangram.plan.sizing"}
 CLIENT_SIDE |= {"tangram.calibration.settings", "tangram.profile_summary", "tangram.shipped"}
 
 
