@@ -18,6 +18,8 @@ from tests.tree import PROJECT, ROOT
 
 DOCKER = ROOT / "docker"
 FILES = ["Dockerfile", "Dockerfile.cpu"]
+ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""An environment in which this tree is not found, only what was installed."""
 
 
 def instructions(name: str) -> list[tuple[str, str]]:
@@ -149,9 +151,8 @@ def test_the_product_goes_beside_the_packages(tmp_path: Path) -> None:
     (product / "app").mkdir(parents=True)
     (product / "app" / "__init__.py").write_text("__version__ = 'here'\n")
     code = "import app; print(app.__version__, app.__file__)"
-    found = subprocess.run(
-        [venv / "bin" / "python", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    command = [venv / "bin" / "python", "-c", code]
+    found = subprocess.run(command, cwd=tmp_path, env=ELSEWHERE, capture_output=True, text=True, check=True)
     assert found.stdout == f"here {product}/app/__init__.py\n"
 
 
@@ -230,18 +231,18 @@ def test_the_install_script_makes_a_product_that_starts(tmp_path: Path) -> None:
     """What Dockerfile.cpu does, on this machine: a whole new virtual environment from the lock."""
     venv = tmp_path / "product"
     command = [str(DOCKER / "install.sh"), "requirements.lock", str(venv)]
-    environment = {**os.environ, "PYTHON": sys.executable}
+    environment = {**ELSEWHERE, "PYTHON": sys.executable}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     version = subprocess.run(
         [str(venv / "product" / "bin" / "tangram"), "--version"],
         cwd=tmp_path,
+        env=ELSEWHERE,
         capture_output=True,
         text=True,
         check=True,
     )
     assert re.fullmatch(r"tangram \d+\.\d+\.\d+\n", version.stdout)
     where = "import app, app.factory; print(app.__file__)"
-    found = subprocess.run(
-        [str(venv / "bin" / "python"), "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    command = [str(venv / "bin" / "python"), "-c", where]
+    found = subprocess.run(command, cwd=tmp_path, env=ELSEWHERE, capture_output=True, text=True, check=True)
     assert found.stdout.startswith(str(venv))
