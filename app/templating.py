@@ -30,10 +30,9 @@ from typing import Any
 
 from app.chat_template import ChatTemplate, Message, TemplateRefused
 from app.errors import BadRequest, ModelUnusable
+from app.token_bytes import TokenBytes
 from app.tokenizer import ModelText
 from db.views import MessageView
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -98,16 +97,17 @@ class Templating:
         """The ids to keep of a reply that ended.
 
         Drops an end token that is not the template's own end of turn (the next segment brings that one), and
-        the bytes of a character that was cut in the middle (at most three).
+        the tokens of a character that was cut in the middle: its text was never sent.
         """
         kept = list(ids)
         if kept and kept[-1] in self.text.eos_ids and kept[-1] != self.turn_end:
             kept.pop()
-        for _ in range(3):
-            if not kept or not self.text.decode(kept[-8:]).endswith(_REPLACEMENT):
-                break
-            kept.pop()
-        return kept
+        return kept[: len(kept) - self.spell.unfinished(kept)]
+
+    @cached_property
+    def spell(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self.text)
 
     # ---- conversations -----------------------------------------------------------------------
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from app.tokenizer import ModelText
 
+_MOST_BYTES = 4
+"""Of one character in UTF-8."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -20,7 +22,7 @@ class TokenBytes:
 
     def __call__(self, token: int) -> bytes:
         """The bytes of one token; none for an id that the vocabulary does not have."""
-        added = self._text.tokenizer.get_added_tokens_decoder().get(token)
+        added = self._text.added.get(token)
         if added is not None:
             return added.content.encode()
         name = self._text.tokenizer.id_to_token(token)
@@ -31,6 +33,19 @@ class TokenBytes:
         if found := _BYTE.fullmatch(name):
             return bytes([int(found[1], 16)])
         return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    def unfinished(self, ids: Sequence[int]) -> int:
+        """How many tokens at the end hold the bytes of a character that is not whole yet."""
+        tail, count = b"", 0
+        while len(tail) < _MOST_BYTES and count < len(ids):
+            count += 1
+            tail = self(ids[-count]) + tail
+        missing = _begun(tail)
+        count = 0
+        while missing > 0:
+            count += 1
+            missing -= len(self(ids[-count]))
+        return count
 
     @cached_property
     def _byte_level(self) -> bool:
@@ -43,6 +58,18 @@ class TokenBytes:
         hidden = [byte for byte in range(0x100) if byte not in visible]
         table = {chr(byte): bytes([byte]) for byte in visible}
         return table | {chr(0x100 + place): bytes([byte]) for place, byte in enumerate(hidden)}
+
+
+def _begun(tail: bytes) -> int:
+    """How many bytes at the end begin a character of UTF-8 without ending it."""
+    for size in range(1, min(len(tail), _MOST_BYTES - 1) + 1):
+        byte = tail[-size]
+        if byte >= 0xC0:  # the first byte of a character tells its length
+            whole = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return size if size < whole else 0
+        if byte < 0x80:
+            return 0
+    return 0
 
 
 def _types(decoder: object) -> Iterable[str]:

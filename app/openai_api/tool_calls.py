@@ -79,7 +79,7 @@ class CallReader:
     def finish(self) -> list[str | Call]:
         """The rest, when the answer has ended. An open tag's call counts if it is whole."""
         held, self._held = self._held, ""
-        if not held:
+        if not held and not (self._inside and not self._began):
             return []
         if self._inside or (not self._style.tagged and not self._plain):
             if call := self._call(held):
@@ -106,12 +106,12 @@ class CallReader:
             if self._inside:
                 found.append(self._call(before) or f"{OPEN}{before}{CLOSE}")
             elif before.strip():
-                found.append(before)
+                found.append(before.rstrip())
             self._inside, self._began, self._held = not self._inside, False, after
         if not self._inside:
-            kept = _possible_start(self._held, OPEN)
-            certain = self._held[: len(self._held) - kept]
-            if certain.strip():  # the space between calls is held back, in case that a call follows
+            # Space is held back too: that before a call belongs to neither.
+            certain = self._held[: len(self._held) - _possible_start(self._held, OPEN)].rstrip()
+            if certain:
                 found.append(certain)
                 self._held = self._held[len(certain) :]
         return found

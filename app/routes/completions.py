@@ -19,7 +19,6 @@ from app.routes.deps import ServicesDep, User
 from app.routes.openai import broken_off, token_budget, unknown_model
 from app.sse import EventStream, encode_data, until_disconnect
 from app.templating import Templating
-from app.token_bytes import TokenBytes
 from tangram.client import CompletionChunk, CompletionRequest, TokenLogprob
 from tangram.errors import EngineRejected, EngineUnavailable
 
@@ -72,7 +71,7 @@ class _Answer:
             "system_fingerprint": None,
         }
         self._top = body.logprobs
-        self._spell = TokenBytes(templating.text)
+        self._spell = templating.spell
         echoes = [templating.text.decode(prompt) if body.echo else "" for prompt in prompts]
         self.echoes = [echo for echo in echoes for _ in range(body.answers)]
         self._texts = [""] * len(self.echoes)

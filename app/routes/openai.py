@@ -31,7 +31,6 @@ from app.sampling import completion_budget
 from app.services import Services
 from app.sse import EventStream, encode_data, until_disconnect
 from app.templating import Templating
-from app.token_bytes import TokenBytes
 from db.views import UserView
 from tangram.client import CompletionChunk, CompletionRequest, Usage
 from tangram.errors import EngineRejected, EngineUnavailable
@@ -86,7 +85,7 @@ class _Asked:
     request: CompletionRequest
 
     def answers(self) -> list[ChatAnswer]:
-        spell = TokenBytes(self.templating.text)
+        spell = self.templating.spell
         top = self.request.logprobs
         return [ChatAnswer(index, self.use, top, spell) for index in range(self.request.n)]
 
