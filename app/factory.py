@@ -84,6 +84,7 @@ def create_app(
         docs_url=None,  # these pages load their scripts from elsewhere
         redoc_url=None,
         openapi_url=None,
+        responses=failures.FAILURES,
         lifespan=_lifespan,
     )
     app.state.services = services

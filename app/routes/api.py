@@ -14,7 +14,7 @@ from app.routes.views import conversation_json, engine_json, key_json, message_j
 from app.sampling import checked
 
 router = APIRouter(prefix="/api")
-fallback = APIRouter()
+fallback = APIRouter(include_in_schema=False)
 
 
 class NewConversation(JsonBody):

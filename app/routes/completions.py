@@ -17,7 +17,7 @@ from app.openai_api.logprobs import completion_logprobs
 from app.openai_api.run import Run, usage_json
 from app.routes.deps import ServicesDep, User
 from app.routes.openai import broken_off, token_budget, unknown_model
-from app.sse import EventStream, encode_data, until_disconnect
+from app.sse import STREAM_OR_JSON, EventStream, encode_data, until_disconnect
 from app.templating import Templating
 from tangram.client import CompletionChunk, CompletionRequest, TokenLogprob
 from tangram.errors import EngineRejected, EngineUnavailable
@@ -25,7 +25,7 @@ from tangram.errors import EngineRejected, EngineUnavailable
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/completions")
+@router.post("/completions", responses=STREAM_OR_JSON)
 async def completions(body: CompletionBody, request: Request, user: User, services: ServicesDep) -> Response:
     """Continue one text or several, whole or as a stream of chunks."""
     engine, templating = services.engine, services.templating

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -20,6 +21,23 @@ log = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CLIENT_GONE = 499
+
+
+class Failure(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class FailureBody(BaseModel):
+    """The shape of every error answer."""
+
+    error: Failure
+
+
+FAILURES: dict[int | str, dict[str, Any]] = {"default": {"model": FailureBody, "description": "An error."}}
+"""For the description of the routes."""
 
 
 def failure(

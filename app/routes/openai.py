@@ -29,7 +29,7 @@ from app.routes.deps import ServicesDep, User
 from app.routes.failures import failure_body
 from app.sampling import completion_budget
 from app.services import Services
-from app.sse import EventStream, encode_data, until_disconnect
+from app.sse import STREAM_OR_JSON, EventStream, encode_data, until_disconnect
 from app.templating import Templating
 from db.views import UserView
 from tangram.client import CompletionChunk, CompletionRequest, Usage
@@ -52,7 +52,7 @@ async def model(model_id: str, user: User, services: ServicesDep) -> dict[str, A
     return found
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", responses=STREAM_OR_JSON)
 async def chat_completions(
     body: ChatRequest, request: Request, user: User, services: ServicesDep
 ) -> Response:
