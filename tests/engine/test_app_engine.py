@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -33,6 +34,8 @@ async def product(
 ) -> AsyncIterator[Product]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANGRAM_CHECK_INTEGRITY", "1")
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tangram" / "kernels"
+        patch.setenv("TANGRAM_KERNEL_CACHE", os.environ.get("TANGRAM_KERNEL_CACHE", str(cache)))
         settings = Settings(
             home=tmp_path_factory.mktemp("home"), model=str(bundled_model_dir), engine_args=OPTIONS
         )
