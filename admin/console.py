@@ -8,6 +8,8 @@ from admin.access import Access
 from admin.render import Renderer
 from admin.sampler import Sampler
 from admin.tuning import TuneService
+from app.calibration import Calibration
+from app.profiles import Profiles
 from app.supervisor import EngineSupervisor
 
 
@@ -20,3 +22,5 @@ class Console:
     renderer: Renderer
     tuning: TuneService
     engine: EngineSupervisor
+    profiles: Profiles
+    calibration: Calibration

@@ -42,9 +42,12 @@ def mount(app: FastAPI, services: Services) -> None:
         access=Access(services.accounts.identify),
         sampler=sampler,
         renderer=Renderer(sampler),
-        tuning=TuneService(engine, services.supervisor, services.store, sampler.poke),
+        tuning=TuneService(engine, services.engine_settings, sampler.poke),
         engine=services.supervisor,
+        profiles=services.profiles,
+        calibration=services.calibration,
     )
+    services.profiles.on_change = sampler.poke
     app.state.console = console
     mount_console(app, console)
 

@@ -1,10 +1,10 @@
-"""The console's page: memory, tuning, engine."""
+"""The console's page: memory, tuning, profiles, engine."""
 
 from __future__ import annotations
 
 import gradio as gr
 
-from admin import engine_tab, memory_tab, top, tune_tab
+from admin import engine_tab, memory_tab, profiles_tab, top, tune_tab
 from admin.console import Console
 from admin.guarded import guarded
 from admin.sampler import INTERVAL_SECONDS
@@ -21,9 +21,12 @@ def build_admin(console: Console) -> gr.Blocks:
                 memory = memory_tab.build(console)
             with gr.Tab("Tune", id="tune"):
                 tune = tune_tab.build(console)
+            with gr.Tab("Profiles", id="profiles"):
+                profiles = profiles_tab.build(console)
             with gr.Tab("Engine", id="engine"):
                 engine = engine_tab.build(console)
-        quick = [*head.outputs, *tune.live_outputs, *memory.quick_outputs, *engine.live_outputs]
+        always = [*head.outputs, *tune.live_outputs, *profiles.live_outputs]
+        quick = [*always, *memory.quick_outputs, *engine.live_outputs]
         slow = [memory.over_time]
         seen = gr.State(-1)
 
@@ -31,7 +34,7 @@ def build_admin(console: Console) -> gr.Blocks:
             now = console.renderer.number
             fresh = [*memory.quick(view), *engine.live()]
             drawn = fresh if now != number else [gr.skip() for _ in fresh]
-            return [now, *head.values(), *tune.live(), *drawn]
+            return [now, *head.values(), *tune.live(), *await profiles.live(), *drawn]
 
         async def refresh_slowly() -> str:
             return console.renderer.pool_over_time()

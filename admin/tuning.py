@@ -11,13 +11,12 @@ from time import monotonic
 from typing import Any, Protocol
 
 from admin.errors import TuneError
+from app.engine_settings import EngineSettings
 from app.errors import AppError, EngineStartFailed
-from app.supervisor import EngineStatus
 from tangram.errors import EngineRejected, TangramError
 
 log = logging.getLogger(__name__)
 
-SETTING_KEY = "engine"
 FIELD_LABELS = {"retention": "Retention", "group_size": "Group size", "alpha": "Safety margin"}
 
 
@@ -78,25 +77,6 @@ class Previewer(Protocol):
     async def preview(self, **changes: float | int) -> Mapping[str, Any]: ...
 
 
-class Restarter(Protocol):
-    """The part of the supervisor that replaces the engine."""
-
-    @property
-    def status(self) -> EngineStatus: ...
-
-    async def restart(self, overrides: Mapping[str, float | int | str]) -> None: ...
-
-
-class SettingsStore(Protocol):
-    """The part of the store that keeps settings and the audit trail."""
-
-    async def get_setting(self, key: str) -> Any: ...
-
-    async def set_setting(self, key: str, value: Any) -> None: ...
-
-    async def add_audit(self, user_id: str | None, action: str, before: Any, after: Any) -> Any: ...
-
-
 @dataclass(frozen=True)
 class TuneJob:
     """A change of settings; ``outcome`` is ``None`` while it runs, then ``applied`` or ``failed``."""
@@ -119,13 +99,11 @@ class TuneService:
     def __init__(
         self,
         previewer: Callable[[], Previewer],
-        restarter: Restarter,
-        store: SettingsStore,
+        settings: EngineSettings,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._previewer = previewer
-        self._restarter = restarter
-        self._store = store
+        self._settings = settings
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
         self.job: TuneJob | None = None
@@ -179,18 +157,11 @@ class TuneService:
 
     async def _run(self, user_id: str, job: TuneJob) -> None:
         try:
-            before = await self._store.get_setting(SETTING_KEY)
-            after = {**(before or {}), **job.wanted.to_dict()}
             try:
-                await self._restarter.restart(after)
+                await self._settings.tune(user_id, job.wanted.to_dict())
             except EngineStartFailed as error:
-                self._finish(job, "failed", _failure_text(error, self._restarter.status.ready))
-                await self._store.add_audit(
-                    user_id, "engine.tune_failed", before, {**after, "error": str(error)}
-                )
+                self._finish(job, "failed", failure_text(error, self._settings.engine_ready))
                 return
-            await self._store.set_setting(SETTING_KEY, after)
-            await self._store.add_audit(user_id, "engine.tune", before, after)
             self._finish(job, "applied", "The engine is ready with the new settings.")
         except Exception as error:
             log.exception("tuning the engine failed")
@@ -218,7 +189,8 @@ def _sentence(message: str) -> str:
     return message
 
 
-def _failure_text(error: EngineStartFailed, runs: bool) -> str:
+def failure_text(error: EngineStartFailed, runs: bool) -> str:
+    """What became of a change that the engine did not start with."""
     if error.rolled_back:
         return f"The engine did not start with these settings and went back to the previous ones. {error}"
     if runs:

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 from pydantic import ValidationError
 
+from app.conversation_texts import write_texts
 from app.errors import PortTaken
 from app.factory import build_services, create_app
 from app.services import Services
@@ -23,12 +24,15 @@ from db.errors import DbError
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
+CONVERSATIONS = "conversations"
 
 _HELP = """\
-usage: tangram-chat    (or: python -m app)
+usage: tangram-chat                   (or: python -m app)
+       tangram-chat conversations
 
 Start Tangram Chat: the chat and the admin console as web pages, the API, and the engine that runs
-the model. It ends with Ctrl-C.
+the model. It ends with Ctrl-C. With "conversations" it starts nothing and prints, for calibrating,
+the texts of the conversations whose people allow that: they are private.
 
 There are no options but --help: settings come from the environment, such as
   MODEL           the model, a directory or a hub id (default: the bundled model)
@@ -85,8 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(arguments) in (["--help"], ["-h"]):
         _say(_HELP)
         return 0
+    if list(arguments) == [CONVERSATIONS]:
+        return _print_conversations()
     if arguments:
-        _say("python -m app takes no arguments: settings come from the environment (MODEL, TANGRAM_...)")
+        _say(
+            f"python -m app takes no arguments but --help and {CONVERSATIONS}: settings come from the "
+            "environment (MODEL, TANGRAM_...)"
+        )
         return EXIT_CONFIGURATION
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "uvicorn"):
@@ -103,6 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CONFIGURATION
     with listening:
         return _serve(settings, listening)
+
+
+def _print_conversations() -> int:
+    try:
+        write_texts(Settings(), sys.stdout)
+    except (ValidationError, DbError, OSError) as error:
+        print(f"cannot read the conversations: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
 
 
 def _serve(settings: Settings, listening: socket.socket) -> int:

@@ -91,6 +91,13 @@ class ConversationBusy(AppError):
         )
 
 
+class AlreadyRunning(AppError):
+    """Work of that kind is being done, or is in no state for what was asked."""
+
+    status = 409
+    code = "conflict"
+
+
 class TooManyAttempts(AppError):
     """Too many failed sign-ins; try again in `retry_after` seconds."""
 

@@ -12,12 +12,15 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.accounts import Accounts, auth_dependency
+from app.calibration import Calibration
+from app.engine_settings import EngineSettings
 from app.generation import GenerationService
 from app.managed_engine import ManagedEngine
 from app.metrics import Metrics
 from app.middleware import Identify, LimitBody, Observe, OriginGuard
+from app.profiles import Profiles
 from app.remote_engine import RemoteEngine
-from app.routes import api, auth, completions, failures, health, metrics, openai, replies
+from app.routes import api, auth, completions, failures, health, metrics, openai, profiles, replies
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -26,8 +29,6 @@ from db.store import Store
 
 log = logging.getLogger(__name__)
 
-ENGINE_SETTING = "engine"
-"""Key under which the values tuned in the console are stored."""
 
 MountFn = Callable[[FastAPI, Services], None]
 
@@ -46,11 +47,15 @@ def build_services(
     database = Database(settings.database_path, settings.backups_dir)
     store = Store(database)
     counters = Metrics(supervisor)
+    engine_settings = EngineSettings(store, supervisor, settings.model)
     return Services(
         settings=settings,
         database=database,
         store=store,
         supervisor=supervisor,
+        engine_settings=engine_settings,
+        profiles=Profiles(settings, supervisor, engine_settings, store),
+        calibration=Calibration(settings, supervisor, store),
         generation=GenerationService(
             store,
             supervisor,
@@ -89,7 +94,7 @@ def create_app(
     )
     app.state.services = services
     failures.install(app)
-    for module in (health, metrics, auth, openai, completions, replies, api):
+    for module in (health, metrics, auth, openai, completions, replies, profiles, api):
         app.include_router(module.router)
     app.include_router(api.fallback)
     for mount in mounts:
@@ -117,9 +122,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             log.info("%d unfinished replies of the last run are marked as interrupted", count)
         if count := await services.generation.resume_interrupted():
             log.info("%d of the interrupted replies go on when the engine is ready", count)
-        await services.supervisor.start(await services.store.get_setting(ENGINE_SETTING) or {})
+        await services.supervisor.start(await services.engine_settings.overrides())
+        await services.calibration.recover()
         yield
     finally:
+        await services.calibration.close()
+        await services.profiles.close()
         await services.generation.close()
         await services.supervisor.stop()
         await services.database.aclose()

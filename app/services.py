@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.accounts import Accounts
+from app.calibration import Calibration
+from app.engine_settings import EngineSettings
 from app.generation import GenerationService
 from app.metrics import Metrics
+from app.profiles import Profiles
 from app.reply_memory import ReplyMemory
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -23,12 +26,16 @@ class Services:
     supervisor.status    EngineStatus(state, phase, detail, model, since, restarts, ...), never raises
     supervisor.restart   restarts with other settings, or goes back and raises EngineStartFailed
     supervisor.log_tail  the last lines of the engine's log, redacted
+    engine_settings      what administrators decided, and the only way to change it
     """
 
     settings: Settings
     database: Database
     store: Store
     supervisor: EngineSupervisor
+    engine_settings: EngineSettings
+    profiles: Profiles
+    calibration: Calibration
     generation: GenerationService
     accounts: Accounts
     metrics: Metrics

@@ -95,11 +95,16 @@ class Settings(BaseSettings):
         return self.home / "models"
 
     @property
+    def profiles_dir(self) -> Path:
+        return self.home / "profiles"
+
+    @property
     def engine_log(self) -> Path:
         return self.home / "logs" / "engine.log"
 
     def make_folders(self) -> None:
         """Create the data directory, readable by its owner alone."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (self.database_path.parent, self.backups_dir, self.models_dir, self.engine_log.parent):
+        folders = (self.backups_dir, self.models_dir, self.profiles_dir)
+        for path in (self.database_path.parent, *folders, self.engine_log.parent):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)

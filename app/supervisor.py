@@ -99,6 +99,13 @@ class EngineSupervisor(ABC):
             raise self.not_ready()
         return self._model.templating
 
+    @property
+    def model_source(self) -> str:
+        """The served model's directory or hub id. Raises EngineNotReady until it is found."""
+        if self._model is None:
+            raise self.not_ready()
+        return self._model.source
+
     def not_ready(self) -> EngineNotReady:
         """The error that says, in words for the user, what the engine is doing instead of answering."""
         status = self._status

@@ -127,6 +127,11 @@ def cache_of(
     return lambda tokens: geometry.idle_bytes(math.ceil(tokens))
 
 
+def launched(engines: Sequence[str], ways: Sequence[str | None]) -> list[tuple[str, str | None]]:
+    """Every engine, those of the plugin once for each way to launch decode attention."""
+    return [(engine, way) for engine in engines for way in (ways if ENGINES[engine] is not None else [None])]
+
+
 def child(script: str, job: dict[str, Any], folder: Path) -> Iterator[Any]:
     """The answers of one engine's process, as they come. Ends this program when the engine fails."""
     given = folder / "job.json"

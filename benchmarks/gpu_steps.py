@@ -1,7 +1,7 @@
 """How long a decode step takes beside the sum of its kernels: the plugin and stock vLLM, profiled.
 
     python benchmarks/gpu_steps.py [--engines stock "tangram 0.25"] [--cases 16x8192 64x2048]
-        [--steps 40] [--json FILE]
+        [--steps 40] [--decode separate fused dependent early] [--json FILE]
 
 Random weights of Qwen3-4B's shape, full CUDA graphs, vLLM's defaults otherwise. A case is conversations x
 tokens: after their prompts all of them generate. Then --steps steps are timed as they are, and as many more
@@ -12,6 +12,10 @@ and the share of kernel time that is the plugin's. "host gap" sets the kernels a
 profiler, which by itself makes steps longer. Lengths should leave room before the next seal boundary, or one
 step of all also seals.
 
+With --decode the plugin's engines run once for each way to launch decode attention that is named (those of
+``TANGRAM_DECODE_LAUNCH``). A dependent launch's kernel waits within its own time for the kernel before it, so
+then compare steps, not kernel time or gaps.
+
 Then one prompt of each length of --prompts is profiled: what share of its kernels' time is sealing.
 """
 
@@ -19,12 +23,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from engines import ENGINES, answers_channel, child, device, earlier, engine_options, write_json, write_model
+from engines import (
+    ENGINES,
+    answers_channel,
+    child,
+    device,
+    earlier,
+    engine_options,
+    launched,
+    write_json,
+    write_model,
+)
 from steps import prefill_of, profile_of
 
 WARM = 8
@@ -34,6 +49,8 @@ WARM = 8
 def worker(job: dict[str, Any]) -> None:
     """One engine in this process; a line of JSON for each case."""
     answers = answers_channel()
+    if job["decode"]:
+        os.environ["TANGRAM_DECODE_LAUNCH"] = job["decode"]
     options = engine_options(ENGINES[job["engine"]], job["profile"])
     import torch
     from vllm import LLM, SamplingParams
@@ -143,6 +160,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["16x8192", "64x2048"])
     parser.add_argument("--prompts", type=int, nargs="*", default=[32768], help="lengths, in tokens")
     parser.add_argument("--steps", type=int, default=40, help="timed, and profiled, in each case")
+    parser.add_argument("--decode", nargs="+", default=[None], help="ways to launch decode attention")
     parser.add_argument("--kv-gib", type=float, default=32.0, help="GiB of KV cache")
     parser.add_argument("--max-model-len", type=int, default=40960)
     parser.add_argument("--uniform", action="store_true", help="all heads keep the same")
@@ -161,10 +179,10 @@ def main() -> None:
     cases = [tuple(int(part) for part in case.split("x")) for case in arguments.cases]
     rows = earlier(arguments.json, arguments.join, "cases", arguments.engines)
     columns = ("case", "plain us", "step us", "busy us", "gap", "between", "host gap", "kernels", "ours")
-    print(f"{'engine':<14}" + "".join(f"{column:>11}" for column in columns))
+    print(f"{'engine':<24}" + "".join(f"{column:>11}" for column in columns))
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), arguments.tiny)
-        for engine in arguments.engines:
+        for engine, decode in launched(arguments.engines, arguments.decode):
             job = {
                 "engine": engine,
                 "model": folder,
@@ -175,17 +193,23 @@ def main() -> None:
                 "kv_gib": arguments.kv_gib,
                 "max_model_len": arguments.max_model_len,
                 "eager": arguments.eager or arguments.tiny,
+                "decode": decode,
             }
             for row in child(__file__, job, Path(folder)):
-                rows.append({"engine": engine, **row})
+                rows.append({"engine": engine, **({"decode": decode} if decode else {}), **row})
                 print_row(rows[-1])
                 write_json(arguments.json, "gpu_steps", vars(arguments), cases=rows)
+
+
+def title(row: dict[str, Any]) -> str:
+    """A row's engine, and how it launches decode attention where that was asked for."""
+    return " ".join(filter(None, (row["engine"], row.get("decode"))))
 
 
 def print_prefill(row: dict[str, Any]) -> None:
     """One prompt, and its kernels by time below it."""
     figures = row["prefill"]
-    line = f"{row['engine']:<14}{'prompt':>5} {row['tokens']:<6}"
+    line = f"{title(row):<24}{'prompt':>5} {row['tokens']:<6}"
     if figures is None:
         print(line + "   no kernel in the profile", flush=True)
         return
@@ -203,7 +227,7 @@ def print_row(row: dict[str, Any]) -> None:
     if "prefill" in row:
         print_prefill(row)
         return
-    line = f"{row['engine']:<14}{row['conversations']:>5}x{row['tokens']:<5}{row['plain_step_us']:>11.0f}"
+    line = f"{title(row):<24}{row['conversations']:>5}x{row['tokens']:<5}{row['plain_step_us']:>11.0f}"
     figures = row["profile"]
     if figures is None:
         print(line + "   no replay of a graph in the profile", flush=True)

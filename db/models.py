@@ -22,6 +22,15 @@ class User(Base):
     disabled_at: Mapped[int | None]
 
 
+class CalibrationConsent(Base):
+    """A user who lets their conversations be used to calibrate the model. No row: they do not."""
+
+    __tablename__ = "calibration_consent"
+
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True)
+    given_at: Mapped[int]
+
+
 class LoginSession(Base):
     """A browser sign-in. Only the token's hash is known."""
 

@@ -24,6 +24,8 @@ from plotly.offline import get_plotlyjs
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
+from docs.accuracy_plots import accuracy  # noqa: E402
+
 WIDTH, HEIGHT = 830, 430
 COLOURS = {
     "stock": "#7a7a7a",
@@ -262,6 +264,7 @@ BENCHMARKS: dict[str, Callable[[Data], Figures]] = {
     "gpu_steps": steps,
     "cuda_decode": decode,
     "cuda_prefill": prefill,
+    "accuracy": accuracy,
 }
 """By the name that a file gives or, where it gives none, begins with. Others have nothing to draw."""
 

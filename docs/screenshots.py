@@ -138,7 +138,7 @@ class Album:
             ("-phone", PHONE, "light"),
         ):
             with AdminPage(self.browser, self.served.url, size, scheme) as page:
-                for tab in ("Memory", "Engine", "Tune"):
+                for tab in ("Memory", "Engine", "Profiles", "Tune"):
                     page.tab(tab)
                     page.page.wait_for_timeout(1500)  # the tab's pictures are drawn
                     name = "console" if tab == "Memory" else f"console-{tab.lower()}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kernels.errors import KernelBuildError, KernelConfigError, KernelError
 from kernels.layout import RaggedLayout
 from kernels.ops import implementation, prepare
-from kernels.ragged import ragged_append, ragged_attention, ragged_gather
+from kernels.ragged import ragged_append, ragged_append_attention, ragged_attention, ragged_gather
 from kernels.sealing import ragged_seal
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "implementation",
     "prepare",
     "ragged_append",
+    "ragged_append_attention",
     "ragged_attention",
     "ragged_gather",
     "ragged_seal",

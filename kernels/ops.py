@@ -1,9 +1,9 @@
-"""Registration of the ragged operators with torch: ``tangram::ragged_append``, ``ragged_attention``,
-``ragged_seal``, ``ragged_stage`` and ``ragged_unpack``.
+"""Registration of the ragged operators with torch: ``tangram::ragged_append``, ``ragged_attention``, both in
+one as ``ragged_append_attention``, ``ragged_seal``, ``ragged_stage`` and ``ragged_unpack``.
 
 The operators take tensors and plain integers only, so that a compiled graph can hold them. A device joins
-by implementing them for its dispatch key. No operator returns anything: each writes one of its arguments in
-place, which the schema declares.
+by implementing them for its dispatch key. No operator returns anything: each writes arguments in place, which
+the schema declares.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ _GEOMETRY = (
     "Tensor rows, Tensor query_start_loc, Tensor seq_lens, Tensor head_tier, Tensor head_member, "
     "Tensor tier_offset, int page_tokens, int ring_slots, int chunk, int window"
 )
+_SCORING = "float scale, Tensor? sinks=None, float soft_cap=0.0, int max_query=0, bool singles=True"
 
 library = torch.library.Library("tangram", "FRAGMENT")
 library.define(f"ragged_append(Tensor key, Tensor value, Tensor(a!) pool, {_GEOMETRY}) -> ()")
+library.define(f"ragged_attention(Tensor(a!) out, Tensor query, Tensor pool, {_GEOMETRY}, {_SCORING}) -> ()")
 library.define(
-    f"ragged_attention(Tensor(a!) out, Tensor query, Tensor pool, {_GEOMETRY}, float scale, "
-    "Tensor? sinks=None, float soft_cap=0.0, int max_query=0, bool singles=True) -> ()",
+    "ragged_append_attention(Tensor(a!) out, Tensor query, Tensor key, Tensor value, Tensor(b!) pool, "
+    f"{_GEOMETRY}, {_SCORING}) -> ()"
 )
 library.define(
     "ragged_seal(Tensor(a!) pool, Tensor rows, Tensor due, Tensor tier_offset, Tensor tier_heads, "
@@ -43,11 +45,13 @@ library.define(
 )
 library.impl("ragged_append", dispatch.append, "CPU")
 library.impl("ragged_attention", dispatch.attention, "CPU")
+library.impl("ragged_append_attention", dispatch.append_attention, "CPU")
 library.impl("ragged_seal", fallback.seal, "CPU")
 library.impl("ragged_stage", fallback.stage, "CPU")
 library.impl("ragged_unpack", fallback.unpack, "CPU")
 library.impl("ragged_append", cuda.append, "CUDA")
 library.impl("ragged_attention", cuda.attention, "CUDA")
+library.impl("ragged_append_attention", cuda.append_attention, "CUDA")
 library.impl("ragged_seal", cuda.seal, "CUDA")
 library.impl("ragged_stage", cuda.stage, "CUDA")
 library.impl("ragged_unpack", cuda.unpack, "CUDA")
@@ -79,5 +83,5 @@ def _nothing(*_: object) -> None:
     """The fake of all operators: they return nothing and only write in place."""
 
 
-for _name in ("append", "attention", "seal", "stage", "unpack"):
+for _name in ("append", "attention", "append_attention", "seal", "stage", "unpack"):
     torch.library.register_fake(f"tangram::ragged_{_name}", _nothing, lib=library)

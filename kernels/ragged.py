@@ -1,6 +1,6 @@
-"""The two operators of ragged paging: write new keys and values, attend new queries.
+"""The operators of ragged paging: write new keys and values, attend new queries, or both in one.
 
-Both take one step of a batch of ``N`` requests, flattened over its ``T`` tokens as vLLM does: request ``i``
+All take one step of a batch of ``N`` requests, flattened over its ``T`` tokens as vLLM does: request ``i``
 owns the rows ``query_start_loc[i] .. query_start_loc[i + 1] - 1`` and holds ``seq_lens[i]`` tokens once the
 step is done; where that is 0 the request is skipped, whatever rows it owns. Rows from
 ``query_start_loc[N]`` on are padding: never read, never written. A step must not cross a seal boundary
@@ -17,7 +17,7 @@ from kernels.checks import check_batch, check_pool, check_sinks, check_tokens
 from kernels.layout import RaggedLayout
 from kernels.reference import ragged_gather
 
-__all__ = ["ragged_append", "ragged_attention", "ragged_gather"]
+__all__ = ["ragged_append", "ragged_append_attention", "ragged_attention", "ragged_gather"]
 
 
 def ragged_append(
@@ -49,11 +49,7 @@ def ragged_append(
     """
     check_pool(pool, layout)
     check_batch(pool, rows, query_start_loc, seq_lens, head_tier, head_member)
-    heads = head_tier.shape[0]
-    check_tokens("key", key, pool, heads, layout.head_size)
-    check_tokens("value", value, pool, heads, layout.head_size)
-    if key.shape[0] != value.shape[0]:
-        raise ValueError(f"value: {value.shape[0]} tokens, but key has {key.shape[0]}")
+    _check_new(key, value, pool, head_tier, layout)
     torch.ops.tangram.ragged_append.default(
         key,
         value,
@@ -110,17 +106,7 @@ def ragged_attention(
     """
     check_pool(pool, layout)
     check_batch(pool, rows, query_start_loc, seq_lens, head_tier, head_member)
-    check_tokens("query", query, pool, None, layout.head_size)
-    check_tokens("out", out, pool, query.shape[1], layout.head_size)
-    heads = head_tier.shape[0]
-    if heads == 0 or query.shape[1] % heads:
-        raise ValueError(f"query: {query.shape[1]} heads are not a multiple of the {heads} KV heads")
-    if out.shape[0] != query.shape[0]:
-        raise ValueError(f"out: {out.shape[0]} tokens, but query has {query.shape[0]}")
-    if sinks is not None:
-        check_sinks(sinks, query)
-    if not 0.0 <= soft_cap < float("inf"):
-        raise ValueError(f"soft_cap: must be 0 for none or positive and finite, is {soft_cap}")
+    _check_queries(out, query, pool, head_tier, layout, sinks, soft_cap)
     torch.ops.tangram.ragged_attention.default(
         out,
         query,
@@ -141,3 +127,94 @@ def ragged_attention(
         max_query,
         singles,
     )
+
+
+def ragged_append_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    rows: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    head_tier: torch.Tensor,
+    head_member: torch.Tensor,
+    layout: RaggedLayout,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
+    max_query: int = 0,
+    singles: bool = True,
+) -> None:
+    """``ragged_append`` and then ``ragged_attention``, with their arguments.
+
+    On a GPU a step with ``max_query`` 1 takes one launch for both, where ``TANGRAM_DECODE_LAUNCH`` does not
+    say otherwise: so no request may then have more new tokens, or they are lost. Where it says ``early``, the
+    kernel launched just before must not write ``rows``, ``query_start_loc``, ``seq_lens`` or the head table.
+
+    Raises:
+        ValueError, TypeError: as both.
+    """
+    check_pool(pool, layout)
+    check_batch(pool, rows, query_start_loc, seq_lens, head_tier, head_member)
+    _check_new(key, value, pool, head_tier, layout)
+    _check_queries(out, query, pool, head_tier, layout, sinks, soft_cap)
+    if key.shape[0] != query.shape[0]:
+        raise ValueError(f"key: {key.shape[0]} tokens, but query has {query.shape[0]}")
+    torch.ops.tangram.ragged_append_attention.default(
+        out,
+        query,
+        key,
+        value,
+        pool,
+        rows,
+        query_start_loc,
+        seq_lens,
+        head_tier,
+        head_member,
+        layout.offset_tensor(pool.device),
+        layout.page_tokens,
+        layout.ring_slots,
+        layout.chunk,
+        layout.window,
+        scale,
+        sinks,
+        soft_cap,
+        max_query,
+        singles,
+    )
+
+
+def _check_new(
+    key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, head_tier: torch.Tensor, layout: RaggedLayout
+) -> None:
+    """Check the step's keys and values."""
+    heads = head_tier.shape[0]
+    check_tokens("key", key, pool, heads, layout.head_size)
+    check_tokens("value", value, pool, heads, layout.head_size)
+    if key.shape[0] != value.shape[0]:
+        raise ValueError(f"value: {value.shape[0]} tokens, but key has {key.shape[0]}")
+
+
+def _check_queries(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    head_tier: torch.Tensor,
+    layout: RaggedLayout,
+    sinks: torch.Tensor | None,
+    soft_cap: float,
+) -> None:
+    """Check the step's queries, their outputs and how they are scored."""
+    check_tokens("query", query, pool, None, layout.head_size)
+    check_tokens("out", out, pool, query.shape[1], layout.head_size)
+    heads = head_tier.shape[0]
+    if heads == 0 or query.shape[1] % heads:
+        raise ValueError(f"query: {query.shape[1]} heads are not a multiple of the {heads} KV heads")
+    if out.shape[0] != query.shape[0]:
+        raise ValueError(f"out: {out.shape[0]} tokens, but query has {query.shape[0]}")
+    if sinks is not None:
+        check_sinks(sinks, query)
+    if not 0.0 <= soft_cap < float("inf"):
+        raise ValueError(f"soft_cap: must be 0 for none or positive and finite, is {soft_cap}")

@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kernels import implementation, prepare, ragged_append, ragged_attention
+from kernels import implementation, prepare, ragged_append_attention
 from kernels.layout import RaggedLayout
 from kernels.wide import staged_pages
 from tangram import runtime, seal_meter, window_backend
@@ -316,7 +316,6 @@ class RaggedImpl(AttentionImpl[Any]):
             step.wide.attend(output, query, key, value, step.query_start_loc, (tier, member), scoring)
             return output
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
-        ragged_append(key, value, *batch)
-        hints = (step.max_query, step.singles)
-        ragged_attention(output, query, *batch, self.scale, self.sinks, self.soft_cap, *hints)
+        how = (self.scale, self.sinks, self.soft_cap, step.max_query, step.singles)
+        ragged_append_attention(output, query, key, value, *batch, *how)
         return output

@@ -15,7 +15,7 @@ from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import NoReturn
 
-from tangram import profile_command
+from tangram import profile_command, shipped
 from tangram.calibration import command as calibrate_command
 from tangram.config import HELP, KEY, TangramConfig
 from tangram.errors import ConfigError, TangramError, Unreachable
@@ -31,6 +31,8 @@ POLLED = ("/health", "/metrics", "/tangram/memory", "/tangram/status", "/tangram
 ACCESS_LOG_OPTIONS = ("--disable-access-log-for-endpoints", "--disable-uvicorn-access-log")
 CACHE_SIZE_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 COMPILATION_OPTIONS = ("--enforce-eager", "--no-enforce-eager", "--compilation-config", "-cc")
+RESHAPING_OPTIONS = ("--hf-overrides", "--hf-config-path")
+"""With these the model may have other heads than its files say: no profile is chosen for it."""
 API_SERVER = "tangram.launch"
 
 
@@ -197,7 +199,11 @@ def serve(arguments: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
         except ImportError as error:
             sentence = f"vLLM 0.32 is not installed here ({error}): pip install vllm==0.32.0"
             raise TangramError(sentence) from None
-        command = vllm_command(arguments.model, config, extra, current_platform.is_cpu())
+        reshaped = any(_value(extra, name) is not None for name in RESHAPING_OPTIONS)
+        settled = shipped.settled(config, local_path(arguments.model), _value(extra, "--revision"), reshaped)
+        if sentence := shipped.told(config, settled):
+            print(f"tangram: {sentence}", file=sys.stderr)
+        command = vllm_command(arguments.model, settled, extra, current_platform.is_cpu())
     except Unreachable:
         raise
     except ConfigError as error:

@@ -20,6 +20,7 @@ QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
 """Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
 FUSED_SCORERS = ("keydiff",)
 """Those that the sealing operator itself computes, from a chunk's keys alone: inside a layer too."""
+AUTO, NONE = "auto", "none"
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
@@ -63,8 +64,8 @@ def _choice(text: Any) -> bool | None:
     return None if text is None or str(text).strip().lower() == "auto" else _flag(text)
 
 
-def _path(text: Any) -> str | None:
-    return str(text) if text else None
+def _profile(text: Any) -> str | None:
+    return None if not text or str(text).strip().lower() == NONE else str(text)
 
 
 _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -83,7 +84,9 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "resident_share": (_number, "a number such as 0.8"),
     "returning_first": (_flag, "on or off"),
     "wide_steps": (_choice, "on, off or auto"),
-    "profile": (_path, "a file name"),
+    "profile": (_profile, "a file name, auto or none"),
+    "drift_every": (_whole, "a whole number of chunks"),
+    "drift_warning": (_number, "a number such as 2"),
 }
 
 HELP = {
@@ -106,7 +109,12 @@ HELP = {
     "all go strictly in the order of arrival. Under vLLM's --scheduling-policy priority it is always off",
     "wide_steps": "on: a prefill step may span several chunks, which are sealed inside the layers; off: "
     "steps end wherever a chunk is sealed; auto: on where there is a GPU and the scorer allows it",
-    "profile": "file of calibrated head budgets; without one all heads get the same",
+    "profile": "file of calibrated head budgets; auto: the one that is shipped for this very model, if there "
+    "is one; none, or nothing found: all heads get the same",
+    "drift_every": "with a profile, look at the keys of one sealed chunk in so many, to tell whether text is "
+    "still of the kind that it was calibrated on (at most a hundredth of the time); 0 never looks",
+    "drift_warning": "the drift at which the log is told, once: 1 is as far as one calibration text lies "
+    "from the others; 0 never warns",
 }
 
 
@@ -133,7 +141,9 @@ class TangramConfig:
     resident_share: float = 1.0
     returning_first: bool = True
     wide_steps: bool | None = None
-    profile: str | None = None
+    profile: str | None = AUTO
+    drift_every: int = 8
+    drift_warning: float = 2.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.retention <= 1.0:
@@ -166,6 +176,10 @@ class TangramConfig:
             raise ConfigError("resident_share", f"must be above 0 and at most 1, not {self.resident_share}")
         if not 0.0 <= self.alpha <= 10.0:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha}")
+        if self.drift_every < 0:
+            raise ConfigError("drift_every", f"must be 0 or more, not {self.drift_every}")
+        if not 0.0 <= self.drift_warning <= 1000.0:
+            raise ConfigError("drift_warning", f"must be from 0 to 1000, not {self.drift_warning}")
         if self.wide_steps and self.scorer not in FUSED_SCORERS:
             raise ConfigError(
                 "wide_steps",
@@ -205,6 +219,12 @@ class TangramConfig:
         if self.wide_steps is None:
             return on_gpu and self.scorer in FUSED_SCORERS
         return self.wide_steps
+
+    @property
+    def uses_profile(self) -> bool:
+        """Whether a profile decides. ``auto`` is settled before vLLM starts (:mod:`tangram.shipped`): where
+        nobody did, as in stock vLLM that was started by hand, there is none."""
+        return self.profile not in (None, AUTO) and self.scope != "uniform"
 
     @property
     def observed(self) -> int:

@@ -102,6 +102,13 @@ class TangramEndpoints:
     async def _snapshot(self) -> CacheSnapshot:
         return await asyncio.to_thread(self._snapshot_now)
 
+    async def _worker(self) -> dict[str, Any] | None:
+        """What the worker says of itself; None if it does not answer."""
+        try:
+            return await asyncio.to_thread(self._ask_worker, timeout=TIMEOUT_SECONDS)
+        except EngineUnavailable:
+            return None
+
     def _pool_bytes(self, snapshot: CacheSnapshot) -> int:
         return snapshot.total_pages * self.runtime.geometry.page_bytes
 
@@ -109,18 +116,15 @@ class TangramEndpoints:
 
     async def status(self, _: Request) -> Answer:
         """What runs, how it is configured and what it has done so far."""
-        snapshot = await self._snapshot()
-        try:
-            worker = await asyncio.to_thread(self._ask_worker, timeout=TIMEOUT_SECONDS)
-        except EngineUnavailable:
-            worker = None
+        snapshot, worker = await self._snapshot(), await self._worker()
         return status_report(self.runtime, snapshot, worker, time.monotonic() - self.started)
 
     async def profile(self, _: Request) -> Answer:
         """The heads' statistics, the budgets that follow, and what they cost."""
         own = self.runtime
         prediction = await asyncio.to_thread(predict, own.config, own.shape, own.profile)
-        return profile_report(own, prediction.within(self._pool_bytes(await self._snapshot())))
+        prediction = prediction.within(self._pool_bytes(await self._snapshot()))
+        return profile_report(own, prediction, await self._worker())
 
     async def memory(self, request: Request) -> Answer:
         """The pool and every head's share of it, now; with ``?sequence=ID`` of one conversation."""

@@ -93,6 +93,21 @@ class EngineMetrics(Collector):
                 buckets=list(zip(ends, self._seals["buckets"], strict=True)),
                 sum_value=self._seals["seconds"],
             )
+            yield from _drift_families(self._seals.get("drift") or {})
+
+
+def _drift_families(drift: dict[str, Any]) -> Iterator[Metric]:
+    """None without a profile; the drift itself only once enough chunks were looked at."""
+    if drift.get("drift") is not None:
+        yield GaugeMetricFamily(
+            "tangram_budget_drift",
+            "How far heads' needs by keys lie from the calibration samples', in the samples' own spread.",
+            drift["drift"],
+        )
+    if "chunks" in drift:
+        yield CounterMetricFamily(
+            "tangram_drift_chunks", "Sealed chunks whose keys were looked at for the drift.", drift["chunks"]
+        )
 
 
 def _cache_families(snapshot: CacheSnapshot) -> Iterator[Metric]:

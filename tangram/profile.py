@@ -6,18 +6,21 @@ samples of the share of the cache that the head needs. From these, for any targe
     need   = clip(mean + alpha * std, floor, 1)
     budget = clip(need ** g, floor, 1), with g such that the mean over heads is the target retention
 
-Raising to a power keeps at 1 the heads that need everything; multiplying would cut them first.
+Raising to a power keeps at 1 the heads that need everything; multiplying would cut them first. Where the
+profile holds needs at several retentions, those at the one nearest to the target count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tangram.config import TangramConfig
+from tangram.config import AUTO, TangramConfig
 from tangram.errors import ConfigError, ProfileError
 from tangram.geometry import Geometry, Head, Tier, ceil_div
-from tangram.profile_file import DEFAULT_FLOOR, Calibration, Matrix, read, write
+from tangram.profile_file import DEFAULT_FLOOR, Calibration, Matrix, Target, read, write
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,27 @@ class Profile:
         """Write the file form."""
         write(path, self.mean, self.std, self.floor, self.calibration)
 
+    def at(self, retention: float) -> Profile:
+        """With the needs at the stored retention that is nearest to this one, by their ratio."""
+        known = self.calibration
+        if known is None or not known.others:
+            return self
+        own = float(known.settings["retention"])
+        best = min((own, *(other.retention for other in known.others)), key=_distance_from(retention))
+        found = next((other for other in known.others if other.retention == best), None)
+        if found is None:
+            return self
+        before = Target(own, self.mean, self.std, known.least, known.most, known.needs)
+        calibration = replace(
+            known,
+            settings=known.settings | {"retention": found.retention},
+            least=found.least,
+            most=found.most,
+            needs=found.needs,
+            others=tuple(before if other is found else other for other in known.others),
+        )
+        return replace(self, mean=found.mean, std=found.std, calibration=calibration)
+
     def needs(self, alpha: float) -> list[list[float]]:
         """[layers][kv_heads]: mean + alpha * std, clipped to [floor, 1]."""
         return [
@@ -126,7 +150,7 @@ class Profile:
         need everything allow)."""
         if retention >= 1.0:
             return [[1.0] * len(row) for row in self.mean]
-        needs = self.needs(alpha)
+        needs = self.at(retention).needs(alpha)
         flat = [max(need, 1e-6) for row in needs for need in row]
 
         def mean_at(power: float) -> float:
@@ -139,6 +163,10 @@ class Profile:
             middle = (low + high) / 2
             low, high = (middle, high) if mean_at(middle) > retention else (low, middle)
         return [[min(1.0, max(self.floor, max(need, 1e-6) ** high)) for need in row] for row in needs]
+
+
+def _distance_from(retention: float) -> Callable[[float], float]:
+    return lambda share: abs(math.log(share / retention))
 
 
 def load_profile_file(path: str | Path) -> Profile:
@@ -156,7 +184,7 @@ def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:
     Raises:
         ProfileError: it cannot be used, or was calibrated on another model.
     """
-    if config.profile is None:
+    if config.profile is None or config.profile == AUTO:
         return Profile.uniform(shape.layers, shape.kv_heads)
     profile = Profile.load(config.profile, shape.layers, shape.kv_heads)
     if profile.calibration is not None:

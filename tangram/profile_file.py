@@ -2,7 +2,8 @@
 
 Version 1 holds mean, std and floor and names no model. Version 2 adds what a calibration knows: the model and
 its fingerprints, how it was made, and every sample's needs; and a checksum over all of it. Who writes a
-profile by hand uses version 1.
+profile by hand uses version 1. Needs at further retentions, and needs by the keys alone, may be missing:
+files of version 2 that were made before them lack both.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,49 @@ FORMAT = "tangram-profile"
 VERSION = 2
 READS = (1, 2)
 DEFAULT_FLOOR = 0.05
+KEY_SCORER = "keydiff"
+"""The score of keys by which needs are noted for an engine to compare with."""
+KEY_SHARE = 0.5
+"""Of all its values in a chunk, over all heads, so many count, the highest. A half leaves a head most room to
+move to either side."""
 Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What heads need when so much is kept, over samples.
+
+    Attributes:
+        retention: the share of all cached tokens that the best ones are.
+        mean, std, least, most: [layers][kv_heads].
+        needs: [samples][layers][kv_heads], shares from 0 to 1.
+    """
+
+    retention: float
+    mean: Matrix
+    std: Matrix
+    least: Matrix
+    most: Matrix
+    needs: tuple[Matrix, ...]
+
+
+@dataclass(frozen=True)
+class KeyNeeds:
+    """What heads would need by their keys alone: what an engine compares live text with.
+
+    Attributes:
+        scorer: the score; ``share`` of all its values count, the highest.
+        needs: [samples][layers][kv_heads].
+    """
+
+    scorer: str
+    share: float
+    needs: tuple[Matrix, ...]
+
+    @property
+    def same_score(self) -> bool:
+        """Whether this release finds needs by keys in the same way."""
+        return (self.scorer, self.share) == (KEY_SCORER, KEY_SHARE)
 
 
 @dataclass(frozen=True)
@@ -36,6 +79,8 @@ class Calibration:
         tool: the release that made it.
         least, most: [layers][kv_heads], over samples.
         needs: [samples][layers][kv_heads], shares from 0 to 1.
+        others: the same at other retentions than that of the settings.
+        key_needs: None where they are not known.
     """
 
     model: ModelIdentity
@@ -47,6 +92,8 @@ class Calibration:
     least: Matrix
     most: Matrix
     needs: tuple[Matrix, ...]
+    others: tuple[Target, ...] = ()
+    key_needs: KeyNeeds | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +195,18 @@ def _calibration_to_dict(known: Calibration) -> dict[str, Any]:
         "min": known.least,
         "max": known.most,
         "needs": known.needs,
+        "others": [
+            {
+                "retention": other.retention,
+                "mean": other.mean,
+                "std": other.std,
+                "min": other.least,
+                "max": other.most,
+                "needs": other.needs,
+            }
+            for other in known.others
+        ],
+        "key_needs": known.key_needs and asdict(known.key_needs),
     }
 
 
@@ -170,19 +229,11 @@ def _calibration(data: Any, mean: Matrix, std: Matrix, path: str | Path) -> Cali
     for name in ("samples_hash", "created", "tool"):
         if not isinstance(data.get(name), str):
             raise damaged(f"{name!r} must be a text")
-    needs = data.get("needs")
-    if not isinstance(needs, list) or not needs or len(needs) != data.get("samples"):
-        raise damaged("'needs' must have a table for each of its 'samples'")
-    tables = {name: _matrix(data.get(name), name, path) for name in ("min", "max")}
-    every = tuple(_matrix(table, "needs", path) for table in needs)
-    for name, table in [
-        ("mean", mean),
-        ("std", std),
-        *tables.items(),
-        *(("needs", table) for table in every),
-    ]:
-        if len(table) != model.layers or any(len(row) != model.kv_heads for row in table):
-            raise damaged(f"{name!r} must be {model.layers} layers x {model.kv_heads} KV heads")
+    size = (model.layers, model.kv_heads)
+    count = data.get("samples")
+    for name, table in (("mean", mean), ("std", std)):
+        _check_size(table, name, size, path)
+    every = _tables(data.get("needs"), "needs", size, count, path)
     return Calibration(
         model=model,
         settings=settings,
@@ -190,10 +241,63 @@ def _calibration(data: Any, mean: Matrix, std: Matrix, path: str | Path) -> Cali
         samples_hash=data["samples_hash"],
         created=data["created"],
         tool=data["tool"],
-        least=tables["min"],
-        most=tables["max"],
+        least=_sized(data.get("min"), "min", size, path),
+        most=_sized(data.get("max"), "max", size, path),
         needs=every,
+        others=_others(data.get("others", []), size, len(every), path),
+        key_needs=_key_needs(data.get("key_needs"), size, len(every), path),
     )
+
+
+def _others(value: Any, size: tuple[int, int], count: int, path: str | Path) -> tuple[Target, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ProfileError(f"profile {path} is damaged: 'others' must be a list of objects")
+    return tuple(
+        Target(
+            retention=_share(one.get("retention"), "retention", path),
+            mean=_sized(one.get("mean"), "mean", size, path),
+            std=_sized(one.get("std"), "std", size, path),
+            least=_sized(one.get("min"), "min", size, path),
+            most=_sized(one.get("max"), "max", size, path),
+            needs=_tables(one.get("needs"), "needs", size, count, path),
+        )
+        for one in value
+    )
+
+
+def _key_needs(value: Any, size: tuple[int, int], count: int, path: str | Path) -> KeyNeeds | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("scorer"), str):
+        raise ProfileError(f"profile {path} is damaged: 'key_needs' must be an object with a 'scorer'")
+    needs = _tables(value.get("needs"), "key_needs", size, count, path)
+    return KeyNeeds(value["scorer"], _share(value.get("share"), "share", path), needs)
+
+
+def _tables(value: Any, name: str, size: tuple[int, int], count: Any, path: str | Path) -> tuple[Matrix, ...]:
+    """A table for each sample."""
+    if not isinstance(value, list) or not value or len(value) != count:
+        raise ProfileError(f"profile {path} is damaged: {name!r} must have a table for each of its 'samples'")
+    return tuple(_sized(table, name, size, path) for table in value)
+
+
+def _sized(value: Any, name: str, size: tuple[int, int], path: str | Path) -> Matrix:
+    table = _matrix(value, name, path)
+    _check_size(table, name, size, path)
+    return table
+
+
+def _check_size(table: Matrix, name: str, size: tuple[int, int], path: str | Path) -> None:
+    if len(table) != size[0] or any(len(row) != size[1] for row in table):
+        raise ProfileError(
+            f"profile {path} is damaged: {name!r} must be {size[0]} layers x {size[1]} KV heads"
+        )
+
+
+def _share(value: Any, name: str, path: str | Path) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1.0:
+        raise ProfileError(f"profile {path} is damaged: {name!r} must be above 0 and below 1")
+    return float(value)
 
 
 def _matrix(value: Any, name: str, path: str | Path) -> Matrix:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tangram.advice import Grouping, Margin, advised_margin, groupings, knee, margins, needs_of, shape_of
 from tangram.calibration.statistics import LEAST_LEFT_OUT, between_samples, rank_correlation, split_half
 from tangram.config import TangramConfig
+from tangram.drift import KeyReference
 from tangram.predict import predict
 from tangram.profile import Profile
 from tangram.profile_file import Calibration
@@ -19,6 +22,7 @@ Table = Sequence[Sequence[float]]
 
 def show(path: str, profile: Profile, config: TangramConfig) -> list[str]:
     """All that is known of a profile, and what ``config`` would make of it."""
+    profile = profile.at(config.retention)
     budgets = profile.budgets(config.retention, config.alpha)
     lines = [*_about(path, profile), "", *_heat_map(budgets), "", *_layers(profile, budgets)]
     known = profile.calibration
@@ -51,7 +55,8 @@ def _about(path: str, profile: Profile) -> list[str]:
         f"made     {known.created} by tangram {known.tool}, computed in {made['dtype']}",
         f"from     {known.samples} samples of {made['length']} tokens, hash {known.samples_hash[:12]}",
         f"data     {made['data']}, seed {made['seed']}",
-        f"oracle   {made['oracle']}, scope {made['scope']}, retention {made['retention']:g}",
+        f"oracle   {made['oracle']}, scope {made['scope']}, retention {made['retention']:g}{_also(known)}",
+        f"drift    {_watched(known)}",
     ]
     needs = needs_of(known)
     halves, pairs = split_half(needs), between_samples(needs)
@@ -61,6 +66,19 @@ def _about(path: str, profile: Profile) -> list[str]:
             f"         two samples by {pairs[0]:.3f} on average, {pairs[1]:.3f} at least",
         ]
     return lines
+
+
+def _also(known: Calibration) -> str:
+    others = ", ".join(f"{other.retention:g}" for other in known.others)
+    return f" (the file has {others} too)" if others else ""
+
+
+def _watched(known: Calibration) -> str:
+    keys = known.key_needs
+    if keys is None:
+        return "an engine can compare live text with the first that it serves only: needs by keys are missing"
+    spread = KeyReference.of(np.array(keys.needs)).spread
+    return f"samples differ by {spread:.3f} from the others' mean needs by {keys.scorer}"
 
 
 def _heat_map(budgets: Table) -> list[str]:
@@ -143,6 +161,7 @@ def _advice(profile: Profile, known: Calibration, sizes: list[Grouping]) -> list
 
 def diff(a: Profile, b: Profile, config: TangramConfig) -> list[str]:
     """How two profiles of heads in the same arrangement differ."""
+    a, b = (one.at(config.retention) for one in (a, b))
     ours, theirs = (one.budgets(config.retention, config.alpha) for one in (a, b))
     pairs = [
         (abs(x - y), layer, head, x, y)

@@ -42,6 +42,7 @@ def status_report(
         },
         "kernels": worker and worker["kernels"],
         "seals": worker and {"count": worker["seals"], "seconds": worker["seconds"]},
+        "drift": _drift_summary(worker),
         "uptime_seconds": uptime,
         "requests": {"running": snapshot.running, "waiting": snapshot.waiting},
         "conversations": {state: snapshot.held(state) for state in ("running", "resident", "prefix")},
@@ -50,15 +51,24 @@ def status_report(
     }
 
 
-def profile_report(own: Runtime, prediction: Prediction) -> dict[str, Any]:
+def _drift_summary(worker: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Without the heads' table."""
+    drift = worker and worker.get("drift")
+    return drift and {name: value for name, value in drift.items() if name != "live"}
+
+
+def profile_report(
+    own: Runtime, prediction: Prediction, worker: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The body of ``GET /tangram/profile``: [layers][kv_heads] tables and what they cost.
 
     ``mean`` and ``std`` are the calibrated shares of the cache that a head needs, ``need`` is mean + alpha x
     std, ``budget`` the share of a chunk that the head's own need comes to at the retention asked for,
     ``keep`` the tokens of a chunk that its tier keeps. Without a profile nothing was calibrated: the first
-    three and ``floor`` are None, ``source`` says so, and all heads have the same budget.
+    three and ``floor`` are None, ``source`` says so, and all heads have the same budget. ``drift`` is that of
+    :meth:`tangram.drift.DriftMeter.to_dict`, None without a profile or where the worker does not answer.
     """
-    profile, g = own.profile, own.geometry
+    profile, g = own.profile.at(own.config.retention), own.geometry
     calibrated = profile != Profile.uniform(own.shape.layers, own.shape.kv_heads)
     return {
         "model": model_report(own.shape),
@@ -75,6 +85,7 @@ def profile_report(own: Runtime, prediction: Prediction) -> dict[str, Any]:
             "tier": [list(row) for row in g.head_tier],
             "keep": [[g.keep[tier] for tier in row] for row in g.head_tier],
         },
+        "drift": worker and worker.get("drift"),
         "prediction": prediction.to_dict(),
     }
 
@@ -83,5 +94,6 @@ def _no_profile(own: Runtime) -> str:
     if own.config.scope == "uniform":
         return "none: scope uniform uses no profile, all heads get the same budget"
     return (
-        "none: no profile of calibrated needs was named (TANGRAM_PROFILE), so all heads get the same budget"
+        "none: no profile is shipped for this model and none was named (TANGRAM_PROFILE), so all heads get "
+        "the same budget"
     )

@@ -15,15 +15,21 @@ from itertools import accumulate
 from typing import Any
 
 from tangram.control import ControlServer, worker_socket
+from tangram.drift import DriftMeter
 
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Upper ends of the histogram's buckets, seconds."""
 
 
 class SealMeter:
-    """A histogram of the time a chunk's sealing takes. One thread observes, others may read."""
+    """A histogram of the time a chunk's sealing takes. One thread observes, others may read.
+
+    Attributes:
+        drift: None where there is no profile to move away from.
+    """
 
     def __init__(self) -> None:
+        self.drift: DriftMeter | None = None
         self._counts = [0] * (len(BOUNDS) + 1)
         self._seconds = 0.0
 
@@ -40,9 +46,11 @@ class SealMeter:
         self._seconds += seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """``seals``, ``seconds`` (their sum), and ``buckets``: counts up to each of ``BOUNDS`` and in all."""
+        """``seals``, ``seconds`` (their sum), ``buckets``: counts up to each of ``BOUNDS`` and in all, and
+        ``drift``: see :meth:`tangram.drift.DriftMeter.to_dict`."""
         buckets = list(accumulate(self._counts))
-        return {"seals": buckets[-1], "seconds": self._seconds, "buckets": buckets}
+        drift = self.drift and self.drift.to_dict()
+        return {"seals": buckets[-1], "seconds": self._seconds, "buckets": buckets, "drift": drift}
 
 
 @cache

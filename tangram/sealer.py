@@ -11,6 +11,8 @@ import torch
 from kernels import ragged_seal
 from tangram import runtime
 from tangram.config import FUSED_SCORERS
+from tangram.drift import DriftMeter, reference
+from tangram.drift_sampler import DriftSampler
 from tangram.geometry import Geometry
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
 from tangram.rotary import find_rotary
@@ -53,6 +55,7 @@ class Sealer:
         self.sink = own.config.sink
         self.scorer = get_scorer(own.config.scorer)
         self.recorder: QueryRecorder | None = None
+        self.drift = self._drift(own, device)
         if Need.QUERIES not in self.scorer.needs or min(geometry.keep) == geometry.chunk:
             return
         impls = {
@@ -76,6 +79,14 @@ class Sealer:
             device=device,
         )
 
+    def _drift(self, own: runtime.Runtime, device: torch.device) -> DriftSampler | None:
+        """None where there is no profile, or nothing is ever dropped."""
+        every = own.config.drift_every
+        if not every or not own.config.uses_profile or min(self.geometry.keep) == self.geometry.chunk:
+            return None
+        self.meter.drift = DriftMeter(reference(own.profile), own.config.drift_warning)
+        return DriftSampler(self.geometry, self.meter.drift, every, device)
+
     def between_steps(self, pool: torch.Tensor, rows: torch.Tensor, bounds: Bounds) -> Capture | None:
         """Seal what is due before a step. Returns what the step's layers are to copy aside, if anything.
 
@@ -84,6 +95,8 @@ class Sealer:
             rows: int32 [requests, width], page ids.
             bounds: of the step to come.
         """
+        if self.drift is not None:
+            self.drift.between_steps(pool, rows, bounds)
         # On a CPU this only reads; elsewhere only a scorer that needs queries has the page ids copied.
         pages = rows[: len(bounds.starts), 0].tolist() if self.recorder else []
         if pool.is_cuda and self.scorer.name in FUSED_SCORERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tangram.predict import Prediction, predict
@@ -32,7 +33,12 @@ def summary(own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int 
     if pool_bytes:
         fit += f", {pool_bytes // at.bytes} fit into {pool_bytes / MIB:.0f} MiB of cache"
     return (
-        f"Ragged cache: retention {own.config.retention:g}, {g.num_tiers} tiers, groups of {g.group_size} "
-        f"heads, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} ({at.full_bytes / MIB:.1f} MiB "
-        "uncompressed)"
+        f"Ragged cache: retention {own.config.retention:g}, {_by(own)}, {g.num_tiers} tiers, groups of "
+        f"{g.group_size} heads, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
+        f"({at.full_bytes / MIB:.1f} MiB uncompressed)"
     )
+
+
+def _by(own: Runtime) -> str:
+    """What decides the budgets."""
+    return f"profile {Path(own.profile.source).name}" if own.config.uses_profile else "no profile"

@@ -64,6 +64,7 @@ class FakeConfig:
     token_seconds: float = 0.01
     api_key: str | None = None
     may_exit: bool = False
+    profile: str | None = None
 
 
 @dataclass
@@ -249,7 +250,7 @@ class FakeEngine:
                 "scorer": "keydiff",
                 "alpha": self.config.alpha,
                 "rewind": shape.rewind,
-                "profile": None,
+                "profile": self.config.profile,
             },
             "geometry": shape.to_dict(),
             "pool": {
@@ -431,6 +432,7 @@ def main() -> None:
     )
     parser.add_argument("--tangram-group-size", type=int, default=16)
     parser.add_argument("--tangram-alpha", type=float, default=1.0)
+    parser.add_argument("--tangram-profile", default=None)
     parser.add_argument("--fake-token-seconds", type=float, default=0.01)
     parser.add_argument("--fake-start-seconds", type=float, default=0.0)
     parser.add_argument("--fake-fail", default=None, help="print this and exit with 1 instead of serving")
@@ -449,7 +451,11 @@ def main() -> None:
         token_seconds=options.fake_token_seconds,
         api_key=os.environ.get("VLLM_API_KEY"),
         may_exit=True,
+        profile=None if options.tangram_profile in (None, "auto", "none") else options.tangram_profile,
     )
+    if config.profile is not None and not Path(config.profile).is_file():
+        print(f"tangram: error: profile {config.profile} cannot be read", file=sys.stderr, flush=True)
+        sys.exit(2)
     print("Starting to load model", options.model, flush=True)
     try:
         engine = FakeEngine(config)

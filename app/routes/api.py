@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from app.errors import Missing
 from app.routes.deps import ServicesDep, User
@@ -27,6 +27,10 @@ class ConversationChange(JsonBody):
     title: str | None = Field(default=None, max_length=200)
     settings: dict[str, Any] | None = None
     active_message_id: str | None = None
+
+
+class Consent(JsonBody):
+    given: StrictBool
 
 
 class NewKey(JsonBody):
@@ -119,6 +123,22 @@ async def create_key(body: NewKey, user: User, services: ServicesDep) -> dict[st
 async def revoke_key(key_id: str, user: User, services: ServicesDep) -> Response:
     await services.store.revoke_api_key(user.id, key_id)
     return Response(status_code=204)
+
+
+@router.get("/calibration-consent")
+async def get_consent(user: User, services: ServicesDep) -> dict[str, Any]:
+    """Whether one's own conversations may be used to calibrate the model."""
+    return _consent_json(await services.store.calibration_consent(user.id))
+
+
+@router.put("/calibration-consent")
+async def set_consent(body: Consent, user: User, services: ServicesDep) -> dict[str, Any]:
+    """Allow it, or not any more. Profiles that were made meanwhile stay: they hold no text."""
+    return _consent_json(await services.store.set_calibration_consent(user.id, body.given))
+
+
+def _consent_json(given_at: int | None) -> dict[str, Any]:
+    return {"given": given_at is not None, "given_at": given_at}
 
 
 @router.get("/engine")

@@ -48,3 +48,16 @@ def attention(out: torch.Tensor, *rest: Any) -> None:
     library = native()
     run = fallback.attention if library is None else library.attention
     run(out, *rest)
+
+
+def append_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    *rest: Any,
+) -> None:
+    """``tangram::ragged_append_attention`` on the CPU; the arguments are those of ``kernels.fallback``."""
+    append(key, value, pool, *rest[:10])
+    attention(out, query, pool, *rest)

@@ -7,10 +7,17 @@ namespace tangram {
 
 // Packed in kernels/cuda/native.py.
 struct Fresh {
-  const char* key;    // [tokens, kv_heads, head_size]
+  const char* key;    // [tokens, kv_heads, head_size]; decode.cuh: null where the rings hold the step's tokens
   const char* value;  // [tokens, kv_heads, head_size]
   int64_t key_token, key_head, value_token, value_head;  // strides in elements
   int32_t head_size, element_bytes;
+
+  __device__ const char* key_of(int token, int head) const {
+    return key + (token * key_token + head * key_head) * element_bytes;
+  }
+  __device__ const char* value_of(int token, int head) const {
+    return value + (token * value_token + head * value_head) * element_bytes;
+  }
 };
 
 constexpr int kMostTokens = 4;  // of a block

@@ -21,7 +21,7 @@ struct Attend {
   int32_t query_heads;
   int32_t max_query;  // no request has more new tokens; 0 where that is not known
   int32_t singles;    // whether there may be requests with one new token
-  int32_t unused;
+  int32_t tables_first;  // of a dependent launch: whether the step's tables are read before the launch before is done
   float scale, soft_cap;
 
   __host__ __device__ int group(const Step& step) const { return query_heads / step.kv_heads; }
@@ -32,6 +32,14 @@ constexpr int kDecodeGroup = 16;
 
 // Single new tokens go to decode.cuh, all others to prefill.cuh.
 __host__ __device__ inline bool decodes(int count, int group) { return count == 1 && group <= kDecodeGroup; }
+
+// In a dependent launch, which begins while the launch before is ending: wait until that is done and what it wrote can
+// be seen. Nothing waits in other launches, and on older devices, which have no such launches.
+__device__ inline void wait_for_earlier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // The factor that turns a row's sum of weighted values, taken relative to `top`, into its output. A sink is one
 // more score, without a value. Scores are in units of log 2.

@@ -27,7 +27,7 @@ struct Fit {
 };
 
 struct Device {
-  int processors = 0;
+  int processors = 0, major = 0;  // major: of the compute capability
   Fit decode, prefill;
   size_t seal_bytes = 0;  // of shared memory that the kernel may take
 };
@@ -41,6 +41,8 @@ cudaError_t select(int index, Device** device) {
   cudaError_t error = cudaGetDevice(&current);
   if (error == cudaSuccess && current != index) error = cudaSetDevice(index);
   *device = &devices[index];
+  if (error == cudaSuccess && (*device)->processors == 0)
+    error = cudaDeviceGetAttribute(&(*device)->major, cudaDevAttrComputeCapabilityMajor, index);
   if (error == cudaSuccess && (*device)->processors == 0)
     error = cudaDeviceGetAttribute(&(*device)->processors, cudaDevAttrMultiProcessorCount, index);
   return error;
@@ -73,14 +75,25 @@ void launch_append(const Step& step, const Fresh& fresh, cudaStream_t stream) {
   append_kernel<Word><<<ceil_div(step.tokens, tokens), threads, 0, stream>>>(step, fresh, tokens);
 }
 
-cudaError_t decode(const Step& step, const Attend& attend, Device& device, cudaStream_t stream) {
+// `dependent`: the launch may begin while the one before is ending, where the device can do that.
+cudaError_t decode(const Step& step, const Attend& attend, const Fresh& fresh, bool dependent, Device& device,
+                   cudaStream_t stream) {
   using Sizes = Decode<Element, kSize>;
   auto* kernel = decode_kernel<Element, kSize>;
   const size_t bytes = Sizes::shared_bytes(step);
   const cudaError_t error = fit(kernel, Sizes::kThreads, bytes, &device.decode);
   if (error != cudaSuccess) return error;
-  kernel<<<device.processors * device.decode.blocks, Sizes::kThreads, bytes, stream>>>(step, attend);
-  return cudaGetLastError();
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(device.processors * device.decode.blocks);
+  config.blockDim = dim3(Sizes::kThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = dependent && device.major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, step, attend, fresh);
 }
 
 cudaError_t prefill(const Step& step, Attend attend, Device& device, cudaStream_t stream) {
@@ -140,10 +153,29 @@ EXPORT int tangram_attention(const void* step_bytes, const void* attend_bytes, i
   cudaError_t error = select(index, &device);
   const int group = attend.query_heads / step.kv_heads;
   const auto custream = static_cast<cudaStream_t>(stream);
-  if (error == cudaSuccess && attend.singles && group <= kDecodeGroup) error = decode(step, attend, *device, custream);
+  if (error == cudaSuccess && attend.singles && group <= kDecodeGroup)
+    error = decode(step, attend, Fresh{}, false, *device, custream);
   if (error == cudaSuccess && !(attend.max_query == 1 && group <= kDecodeGroup))
     error = prefill(step, attend, *device, custream);
   return error;
+}
+
+// Decode requests with one new token each, whose keys and values are given and written into the rings.
+struct AppendAttend {
+  Attend attend;
+  Fresh fresh;
+  int32_t dependent, unused;
+};
+EXPORT int tangram_decode(const void* step_bytes, const void* rest_bytes, int index, void* stream) {
+  const Step step = *static_cast<const Step*>(step_bytes);
+  const AppendAttend rest = *static_cast<const AppendAttend*>(rest_bytes);
+  if (step.requests == 0 || step.tokens == 0) return cudaSuccess;
+  if (rest.attend.group(step) > kDecodeGroup) return cudaErrorInvalidValue;
+  std::lock_guard<std::mutex> guard(mutex);
+  Device* device;
+  const cudaError_t error = select(index, &device);
+  if (error != cudaSuccess) return error;
+  return decode(step, rest.attend, rest.fresh, rest.dependent != 0, *device, static_cast<cudaStream_t>(stream));
 }
 
 EXPORT int tangram_seal(const void* step_bytes, const void* seal_bytes, int index, void* stream) {

@@ -5,21 +5,31 @@
 // copies ahead of its products, and all query heads of a KV head are the rows of one product. Where a pair ends,
 // the warps' sums are merged. A pair that a block holds whole is finished there; sums of a pair that several
 // blocks share go to the workspace, and the block that arrives last adds them up in the blocks' order.
+//
+// Where the step's keys and values are given, they are not in the rings yet. A pair's newest token lies in its last
+// unit, which one warp alone reads: that warp takes the token from what is given, and writes it into the ring for the
+// steps to come.
 #pragma once
 
+#include "append.cuh"
 #include "running.cuh"
 
 namespace tangram {
 
 template <typename T, int D>
-__global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const Step step, const Attend attend) {
+__global__ void __launch_bounds__(Decode<T, D>::kThreads)
+    decode_kernel(const Step step, const Attend attend, const Fresh fresh) {
   using Shape = Tile<T, D>;
   using Sizes = Decode<T, D>;
   extern __shared__ __align__(128) char shared[];
   auto& extra = *reinterpret_cast<typename Sizes::Extra*>(shared + Sizes::kTileBytes);
   Share share(step, reinterpret_cast<int*>(&extra + 1));
   const int group = attend.group(step), lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const bool appends = fresh.key != nullptr;
+  // All threads pass one of the two waits: a block that ended without would let later launches overtake earlier ones.
+  if (!attend.tables_first) wait_for_earlier();
   share.fill<Sizes::kThreads>(step, group, extra.scratch);
+  if (attend.tables_first) wait_for_earlier();
   const int units = share.first[step.requests];
   const int pairs = step.requests * step.kv_heads, blocks = gridDim.x;
   const bool aligned = pairs <= kMostAligned && 4 * pairs <= blocks && units < kAlignedUnits * blocks;
@@ -43,23 +53,37 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
   const Scoring scoring{attend.scale, attend.soft_cap};
   char* tiles = shared + warp * Sizes::kStages * Shape::kUnitBytes;
   const uint32_t tile_address = shared_address(tiles);
-  // Lane i knows where unit number 32 j + i of this warp lies; all lanes look their units up at once.
+  // Lane i knows where unit number 32 j + i of this warp lies; all lanes look their units up at once. newest: where the
+  // unit's last token is a new one, still to be written, its row of the step x KV heads + its head; else -1.
   Span known{step.pool, 0};
+  int newest = -1;
   const auto issue = [&](int number, int stage) {
     if (number % kWarp == 0) {
       const int unit = begin + Sizes::kWarps * (number + lane) + warp;
-      known.valid = 0;
+      known.valid = 0, newest = -1;
       if (unit < end) {
         const Pair pair(step, share, unit);
         known = locate<Shape::kTokenBytes>(step, step.rows + pair.request * step.row_stride, share.heads[pair.head],
                                            pair.sealed, pair.raw, unit - pair.first);
+        if (appends && unit + 1 == pair.stop && known.valid > 0)
+          newest = step.query_start_loc[pair.request] * step.kv_heads + pair.head;
       }
     }
     const int from = number % kWarp;
     const auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(known.source), from);
     const int valid = __shfl_sync(~0u, known.valid, from);
-    if (begin + Sizes::kWarps * number + warp < end)
-      Shape::copy_unit(tile_address + stage * Shape::kUnitBytes, {reinterpret_cast<const char*>(address), valid});
+    const int owner = __shfl_sync(~0u, newest, from);
+    const Span span{reinterpret_cast<const char*>(address), valid};
+    const uint32_t target = tile_address + stage * Shape::kUnitBytes;
+    if (owner >= 0) {
+      const int token = owner / step.kv_heads, head = owner - token * step.kv_heads;
+      Shape::copy_unit(target, span, fresh.key_of(token, head), fresh.value_of(token, head));
+    } else if (begin + Sizes::kWarps * number + warp < end) {
+      Shape::copy_unit(target, span);
+    }
+    // Read by the same warp, which meets in between, where the tile is added.
+    if (appends && lane == 0)
+      extra.slots[warp][stage] = owner < 0 ? nullptr : const_cast<char*>(span.source) + (valid - 1) * Shape::kTokenBytes;
     copy_commit();  // also when nothing was copied: the waits count commits
   };
   for (int stage = 0; stage < Sizes::kStages; ++stage) issue(stage, stage);
@@ -80,6 +104,8 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads) decode_kernel(const St
       copy_wait<Sizes::kStages - 1>();
       __syncwarp();
       const int valid = min(kUnit, tokens - (unit - pair.first) * kUnit);
+      if (appends && unit + 1 == pair.stop)
+        Shape::store_token(extra.slots[warp][stage], tiles + stage * Shape::kUnitBytes, valid - 1);
       running.add(query, tile_address + stage * Shape::kUnitBytes, valid, scoring);
       __syncwarp();
       used = stage;

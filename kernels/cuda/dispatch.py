@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from kernels import fallback
-from kernels.choice import implementation
+from kernels.choice import decode_launch, implementation
 from kernels.cuda import build
-from kernels.cuda.native import Native, architecture, load
+from kernels.cuda.native import Native, Scoring, architecture, load
 from kernels.errors import KernelBuildError
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 # A chunk's scores lie in shared memory while it is sealed. A block's rows hold whole groups of query heads.
 MOST_CHUNK = 8192
 MOST_GROUP = 64
+# Query heads of a KV head that the kernel for single new tokens takes: the rows of one matrix product.
+MOST_DECODE_GROUP = 16
 
 
 @cache
@@ -45,7 +47,12 @@ def native(device: torch.device, dtype: torch.dtype, head_size: int) -> Native |
 
 
 def prepare(device: torch.device, dtype: torch.dtype, head_size: int) -> None:
-    """Compile and load the kernels, and allocate their workspace."""
+    """Compile and load the kernels, and allocate their workspace.
+
+    Raises:
+        KernelError: as ``native`` and ``launch``.
+    """
+    launch()
     library = native(device, dtype, head_size)
     if library is not None:
         library.workspace(device)
@@ -74,6 +81,41 @@ def attention(out: torch.Tensor, query: torch.Tensor, pool: torch.Tensor, *rest:
     if target is not out:
         used = query_start_loc[-1:].expand(out.shape[0]) > torch.arange(out.shape[0], device=out.device)
         out.copy_(torch.where(used[:, None, None], target, out))
+
+
+@cache
+def launch() -> str:
+    """How steps of one new token a request are launched, as this process was told when it first asked."""
+    return decode_launch()
+
+
+def append_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    *rest: Any,
+) -> None:
+    """``tangram::ragged_append_attention`` on a GPU; the arguments are those of ``kernels.fallback``.
+
+    One launch where no request has more than one new token, if the kernel takes it as it is given.
+    """
+    step = rest[:10]
+    scoring, max_query = _with_defaults(*rest[10:])
+    if (
+        max_query == 1
+        and launch() != "separate"
+        and query.shape[1] <= MOST_DECODE_GROUP * key.shape[1]
+        and _fits(pool, step[6])
+        and all(_aligned(tensor, 4) for tensor in (out, query))
+        and all(_aligned(tensor, 16) for tensor in (key, value))
+        and (library := native(pool.device, pool.dtype, query.shape[2])) is not None
+    ):
+        library.decode(out, query, key, value, pool, step, scoring, launch())
+        return
+    append(key, value, pool, *step)
+    attention(out, query, pool, *rest)
 
 
 def seal(
@@ -125,6 +167,18 @@ def unpack(out: torch.Tensor, *rest: Any) -> None:
         fallback.unpack(out, *rest)
     else:
         library.unpack(out, *rest)
+
+
+def _with_defaults(
+    scale: float,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
+    max_query: int = 0,
+    singles: bool = True,
+) -> tuple[Scoring, int]:
+    """Attention's scoring and ``max_query``: the dispatcher leaves out defaults at the end."""
+    del singles
+    return (scale, sinks, soft_cap), max_query
 
 
 def _fits(pool: torch.Tensor, page_tokens: int) -> bool:

@@ -22,6 +22,7 @@ from kernels.errors import KernelBuildError, KernelError
 _STEP = struct.Struct("7P3q10i")  # tangram::Step, step.cuh
 _FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
 _ATTEND = struct.Struct("7P4q4i2f")  # tangram::Attend, attend.cuh
+_LAUNCH = struct.Struct("2i")  # behind both in AppendAttend, binding.cu
 _WIDE = struct.Struct("10P8q8i")  # tangram::Wide, wide.cuh
 _SEAL = struct.Struct("5P2i")  # tangram::Seal, seal.cuh
 
@@ -29,6 +30,9 @@ Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 
 # What the registered operators take after the pool, from ``rows`` to ``window``.
 Step = tuple[*Tables, int, int, int, int]
+
+# Scale, sinks and soft cap of the scores.
+Scoring = tuple[float, torch.Tensor | None, float]
 
 
 class Native:
@@ -43,6 +47,7 @@ class Native:
             library = ctypes.CDLL(str(path))
             self._append = library.tangram_append
             self._attention = library.tangram_attention
+            self._decode = library.tangram_decode
             self._seal = library.tangram_seal
             self._stage = library.tangram_stage
             self._unpack = library.tangram_unpack
@@ -50,7 +55,8 @@ class Native:
             self._error = library.tangram_error
         except (OSError, AttributeError) as error:
             raise KernelBuildError(f"cannot load {path}: {error}") from error
-        for function in (self._append, self._attention, self._seal, self._stage, self._unpack):
+        launches = (self._append, self._attention, self._decode, self._seal, self._stage, self._unpack)
+        for function in launches:
             function.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
             function.restype = ctypes.c_int
         self._workspace.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
@@ -61,10 +67,7 @@ class Native:
 
     def append(self, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, step: Step) -> None:
         """``ragged_append``."""
-        pointers = (key.data_ptr(), value.data_ptr())
-        strides = (*key.stride()[:2], *value.stride()[:2])
-        fresh = _FRESH.pack(*pointers, *strides, key.shape[2], key.element_size())
-        self._run(self._append, pool, _step(key.shape[0], pool, step), fresh)
+        self._run(self._append, pool, _step(key.shape[0], pool, step), _fresh(key, value))
 
     def attention(
         self,
@@ -79,24 +82,40 @@ class Native:
         singles: bool = True,
     ) -> None:
         """``ragged_attention``."""
-        partial, arrived, plan, pieces = self.workspace(pool.device)
-        pointers = (out.data_ptr(), query.data_ptr(), 0 if sinks is None else sinks.data_ptr())
-        strides = (*out.stride()[:2], *query.stride()[:2])
-        attend = _ATTEND.pack(
-            *pointers,
-            partial.data_ptr(),
-            arrived.data_ptr(),
-            plan.data_ptr(),
-            pieces.data_ptr(),
-            *strides,
-            query.shape[1],
-            max_query,
-            singles,
-            0,
-            scale,
-            soft_cap,
-        )
+        attend = self._attend(out, query, pool, (scale, sinks, soft_cap), (max_query, singles))
         self._run(self._attention, pool, _step(query.shape[0], pool, step), attend)
+
+    def decode(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pool: torch.Tensor,
+        step: Step,
+        scoring: Scoring,
+        launch: str,
+    ) -> None:
+        """``ragged_append_attention`` where no request has more than one new token; ``launch``: one of
+        ``choice.DECODE_LAUNCHES``, not ``separate``."""
+        attend = self._attend(out, query, pool, scoring, (1, True), launch == "early")
+        rest = attend + _fresh(key, value) + _LAUNCH.pack(launch != "fused", 0)
+        self._run(self._decode, pool, _step(query.shape[0], pool, step), rest)
+
+    def _attend(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        pool: torch.Tensor,
+        scoring: Scoring,
+        hints: tuple[int, bool],
+        tables_first: bool = False,
+    ) -> bytes:
+        scale, sinks, soft_cap = scoring
+        workspace = (tensor.data_ptr() for tensor in self.workspace(pool.device))
+        pointers = (out.data_ptr(), query.data_ptr(), _address(sinks), *workspace)
+        strides = (*out.stride()[:2], *query.stride()[:2])
+        return _ATTEND.pack(*pointers, *strides, query.shape[1], *hints, tables_first, scale, soft_cap)
 
     def seal(
         self,
@@ -220,6 +239,11 @@ def architecture(device: torch.device) -> str:
 
 def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def _fresh(key: torch.Tensor, value: torch.Tensor) -> bytes:
+    strides = (*key.stride()[:2], *value.stride()[:2])
+    return _FRESH.pack(key.data_ptr(), value.data_ptr(), *strides, key.shape[2], key.element_size())
 
 
 def _index(device: torch.device) -> int:

@@ -16,6 +16,7 @@ struct Decode {
   static constexpr int kSlotFloats = kDecodeGroup * (D + 2);  // of the workspace: sums, then (top, sum) a row
 
   struct Extra {
+    char* slots[kWarps][kStages];       // where the newest token of the unit in a tile is to be written, or null
     float2 tops[kWarps][kDecodeGroup];  // highest score and sum of weights of each row
     int tile[kWarps];                   // which of its tiles holds a warp's sums, or -1
     int scratch[kWarps];
@@ -103,6 +104,9 @@ __device__ void load_query(uint32_t (&query)[D / 16][4], const Attend& attend, i
     }
 }
 
+// Blocks whose sums are loaded at once when they are merged: a load takes longer than all the arithmetic on it.
+constexpr int kMergedAtOnce = 16;
+
 // Add up what the blocks c0 .. c1 left of a pair, and write its output. By the whole block.
 template <typename T, int D>
 __device__ void merge_blocks(const Attend& attend, int c0, int c1, int64_t token, int head, int group) {
@@ -110,19 +114,32 @@ __device__ void merge_blocks(const Attend& attend, int c0, int c1, int64_t token
   const auto slot = [&](int c) { return attend.partial + static_cast<int64_t>(2 * c + (c == c0)) * kSlot; };
   for (int index = threadIdx.x; index < group * (D / 4); index += blockDim.x) {
     const int row = index / (D / 4), piece = index - row * (D / 4);
-    float top = -INFINITY;
-#pragma unroll 16
-    for (int c = c0; c <= c1; ++c) top = fmaxf(top, __ldcg(slot(c) + kDecodeGroup * D + 2 * row));
+    float top = -INFINITY, sum = 0.f;
     float4 total = {0.f, 0.f, 0.f, 0.f};
-    float sum = 0.f;
-#pragma unroll 16
-    for (int c = c0; c <= c1; ++c) {
-      const float2 ends = __ldcg(reinterpret_cast<const float2*>(slot(c) + kDecodeGroup * D) + row);
-      const float4 part = __ldcg(reinterpret_cast<const float4*>(slot(c) + row * D) + piece);
-      const float weight = exp2f(ends.x - top);
-      sum += ends.y * weight;
-      total.x += part.x * weight, total.y += part.y * weight;
-      total.z += part.z * weight, total.w += part.w * weight;
+    for (int base = c0; base <= c1; base += kMergedAtOnce) {
+      float2 ends[kMergedAtOnce];
+      float4 parts[kMergedAtOnce];
+#pragma unroll
+      for (int i = 0; i < kMergedAtOnce; ++i) {
+        ends[i] = {-INFINITY, 0.f};
+        parts[i] = {0.f, 0.f, 0.f, 0.f};
+        if (base + i > c1) continue;
+        ends[i] = __ldcg(reinterpret_cast<const float2*>(slot(base + i) + kDecodeGroup * D) + row);
+        parts[i] = __ldcg(reinterpret_cast<const float4*>(slot(base + i) + row * D) + piece);
+      }
+      float high = top;
+#pragma unroll
+      for (int i = 0; i < kMergedAtOnce; ++i) high = fmaxf(high, ends[i].x);
+      const float shrink = exp2f(top - high);
+      top = high;
+      sum *= shrink, total.x *= shrink, total.y *= shrink, total.z *= shrink, total.w *= shrink;
+#pragma unroll
+      for (int i = 0; i < kMergedAtOnce; ++i) {
+        const float weight = exp2f(ends[i].x - top);
+        sum += ends[i].y * weight;
+        total.x += parts[i].x * weight, total.y += parts[i].y * weight;
+        total.z += parts[i].z * weight, total.w += parts[i].w * weight;
+      }
     }
     const int query_head = head * group + row;
     const float factor = finish(attend, query_head, top, sum);

@@ -26,6 +26,25 @@ struct Tile {
     }
   }
 
+  // The same, but the last token that exists is taken from elsewhere, and not read where it has its place.
+  static __device__ void copy_unit(uint32_t target, Span span, const char* key, const char* value) {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int i = 0; i < kUnit * kPieces / kWarp; ++i) {
+      const int index = i * kWarp + lane, token = index / kPieces, piece = index % kPieces;
+      const char* own = piece < kPieces / 2 ? key + piece * 16 : value + (piece - kPieces / 2) * 16;
+      const char* source = token == span.valid - 1 ? own : span.source + index * 16;
+      copy_async(target + at(token, piece), source, token < span.valid);
+    }
+  }
+
+  // Write one token of a tile to memory, by one warp; to null: nothing.
+  static __device__ void store_token(char* to, const char* tile, int token) {
+    if (to == nullptr) return;
+    for (int piece = threadIdx.x % kWarp; piece < kPieces; piece += kWarp)
+      reinterpret_cast<uint4*>(to)[piece] = *reinterpret_cast<const uint4*>(tile + at(token, piece));
+  }
+
   // The keys of 16 tokens, elements 16 k .. 16 k + 15, as two right operands: to[0..1] for the first 8 tokens.
   static __device__ void keys(uint32_t (&to)[4], uint32_t tile, int token, int k) {
     const int lane = threadIdx.x % kWarp;

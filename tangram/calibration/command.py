@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tangram.calibration.settings import BUILTIN, DEVICES, DTYPES, ORACLES, SCOPES, Settings
+from tangram.calibration.settings import BUILTIN, CONVERSATIONS, DEVICES, DTYPES, ORACLES, SCOPES, Settings
 from tangram.errors import ConfigError, TangramError, Unreachable
 
 if TYPE_CHECKING:
     from tangram.calibration.job import Progress
 
 INTERRUPTED = 130
+PROGRESS = ("text", "json")
+MARK = "tangram-progress "
+"""Stands in front of a line for programs."""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -32,9 +39,10 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--retention",
         required=True,
-        type=float,
-        metavar="SHARE",
-        help="the share of all cached tokens that the best ones are; engines may use the profile at another",
+        type=_shares,
+        metavar="SHARE[,SHARE...]",
+        help="the share of all cached tokens that the best ones are, or several, which cost no more time: an "
+        "engine uses the one nearest to its own retention. The first is what the profile proposes",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the profile to write")
     parser.add_argument(
@@ -67,8 +75,9 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--data",
         default=default.data,
-        metavar=f"{BUILTIN}|FILE.jsonl",
-        help="texts: ours, or a file of JSON objects with a 'text', one a line (default %(default)s)",
+        metavar=f"{BUILTIN}|{CONVERSATIONS}|FILE.jsonl",
+        help="texts: ours; the product's conversations of people who allow it; or a file of JSON objects "
+        "with a 'text', one a line (default %(default)s)",
     )
     parser.add_argument(
         "--length",
@@ -93,6 +102,12 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         default=default.dtype,
         help="type to compute in; auto is float32 on a CPU, the model's own on a GPU (default %(default)s)",
     )
+    parser.add_argument(
+        "--progress",
+        choices=PROGRESS,
+        default=PROGRESS[0],
+        help="how to tell it: for people, or as JSON objects, one a line, for programs (default %(default)s)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -109,7 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     named = {name: value for name, value in vars(arguments).items() if name in Settings.__dataclass_fields__}
-    settings = Settings(**named)
+    first, *others = named.pop("retention")
+    settings = Settings(**named, retention=first, others=tuple(others))
     try:
         from tangram.calibration.job import calibrate, state_path
     except ImportError as error:
@@ -117,7 +133,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise TangramError(sentence) from None
     out: Path = arguments.out
     try:
-        profile = calibrate(settings, out, _teller(), _say)
+        with _ended_gently():
+            tell = _tell_programs if arguments.progress == "json" else _teller()
+            profile = calibrate(settings, out, tell, _say)
     except KeyboardInterrupt:
         state = state_path(out)
         kept = f"; what was found is in {state}, and the same command goes on" if state.exists() else ""
@@ -127,6 +145,33 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"{out}: {len(profile.mean)} layers x {len(profile.mean[0])} KV heads, mean spread {spread:.3f}")
     print(f"See `tangram profile show {out}`; serve with `--tangram-profile {out}`.")
     return 0
+
+
+def _shares(text: str) -> list[float]:
+    """The value of ``--retention``."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        sentence = f"must be a share such as 0.25, or several with commas between them, not {text!r}"
+        raise argparse.ArgumentTypeError(sentence) from None
+
+
+@contextmanager
+def _ended_gently() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does: it says what was kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell_programs(progress: Progress) -> None:
+    about = {"done": progress.done, "total": progress.total, "kind": progress.kind, "new": progress.new}
+    print(f"{MARK}{json.dumps(about)}", file=sys.stderr, flush=True)
 
 
 def _say(sentence: str) -> None:

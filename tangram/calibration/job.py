@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tangram.calibration.conversations import conversation_lines
 from tangram.calibration.framing import LEAD_TOKENS, Frame, encode, frame_of
 from tangram.calibration.model import Reader, load
-from tangram.calibration.oracle import PART, judge, needs
-from tangram.calibration.samples import Sample, builtin, from_file, hash_of
-from tangram.calibration.settings import BUILTIN, Settings
-from tangram.calibration.state import State
-from tangram.calibration.statistics import DECIMALS, mean_and_std
+from tangram.calibration.oracle import PART, judge, key_needs, needs
+from tangram.calibration.samples import Sample, builtin, from_conversations, from_file, hash_of
+from tangram.calibration.settings import BUILTIN, CONVERSATIONS, Settings
+from tangram.calibration.state import Found, State, Table
+from tangram.calibration.statistics import DECIMALS, Needs, mean_and_std
 from tangram.cli import own_version
 from tangram.errors import ConfigError
 from tangram.profile import Profile
-from tangram.profile_file import Calibration, as_matrix
+from tangram.profile_file import KEY_SCORER, KEY_SHARE, Calibration, KeyNeeds, Target, as_matrix
 
 REQUEST_ROOM = 64
 """Tokens that are left at least for asking the model to repeat."""
@@ -28,11 +29,13 @@ REQUEST_ROOM = 64
 
 @dataclass(frozen=True)
 class Progress:
-    """So many of so many samples are done; ``kind`` is that of the last one."""
+    """So many of so many samples are done; ``kind`` is that of the last one, which is ``new`` if it was read
+    now."""
 
     done: int
     total: int
     kind: str
+    new: bool = True
 
 
 class Stopped(Exception):
@@ -71,11 +74,12 @@ def calibrate(
     if done:
         say(f"going on: {done} of {len(samples)} samples were done before")
     for number, sample in enumerate(samples, 1):
-        if sample.key not in state.found:
+        new = sample.key not in state.found
+        if new:
             if stop():
                 raise Stopped
             state.add(sample.key, _needs_of(settings, reader, frame, sample))
-        on_progress(Progress(number, len(samples), sample.kind))
+        on_progress(Progress(number, len(samples), sample.kind, new))
     profile = _profile(settings, reader, samples, state, str(out))
     profile.save(out)
     state.remove()
@@ -104,22 +108,35 @@ def choose(settings: Settings, reader: Reader, frame: Frame) -> list[Sample]:
         )
     if settings.data == BUILTIN:
         return builtin(tokens, settings.samples, settings.length, settings.seed)
-    return from_file(
-        Path(settings.data), tokens, settings.samples, settings.length, settings.least_length, settings.seed
-    )
+    limits = (settings.samples, settings.length, settings.least_length, settings.seed)
+    if settings.data == CONVERSATIONS:
+        return from_conversations(conversation_lines(), tokens, *limits)
+    return from_file(Path(settings.data), tokens, *limits)
 
 
-def _needs_of(settings: Settings, reader: Reader, frame: Frame, sample: Sample) -> list[list[float]]:
-    scores = judge(reader, frame, sample.tokens, settings.oracle, settings.geometry)
-    found = needs(scores, settings.retention, settings.scope, settings.geometry.sink)
-    return [[round(float(need), DECIMALS) for need in row] for row in found]
+def _needs_of(settings: Settings, reader: Reader, frame: Frame, sample: Sample) -> Found:
+    tokens = len(frame.before) + len(sample.tokens)
+    keys: list[Table] = []
+
+    def look_at_keys(cache: object) -> None:
+        keys.append(_rounded(key_needs(reader, cache, tokens, settings.geometry)))
+
+    scores = judge(reader, frame, sample.tokens, settings.oracle, settings.geometry, look_at_keys)
+    sink = settings.geometry.sink
+    found = [_rounded(needs(scores, share, settings.scope, sink)) for share in settings.retentions]
+    return Found(found, keys[0])
+
+
+def _rounded(table: Any) -> Table:
+    return [[round(float(need), DECIMALS) for need in row] for row in table]
 
 
 def _depends(settings: Settings, reader: Reader) -> dict[str, Any]:
     """All that a sample's needs depend on. The number of samples, their seed and alpha do not count: more
     samples go on where fewer ended."""
     geometry, identity = settings.geometry, reader.identity
-    about = {name: getattr(settings, name) for name in ("retention", "oracle", "scope")}
+    about: dict[str, Any] = {name: getattr(settings, name) for name in ("oracle", "scope")}
+    about["retention"] = list(settings.retentions)
     about |= {name: getattr(geometry, name) for name in ("chunk", "window", "sink", "query_window")}
     about |= {"model": identity.config_hash, "weights": identity.weights_hash, "part": PART}
     about |= {"dtype": str(next(reader.decoder.parameters()).dtype), "tokenizer": identity.tokenizer_hash}
@@ -127,16 +144,16 @@ def _depends(settings: Settings, reader: Reader) -> dict[str, Any]:
 
 
 def _profile(settings: Settings, reader: Reader, samples: list[Sample], state: State, source: str) -> Profile:
-    every = np.array([state.found[sample.key] for sample in samples])
-    mean, std = mean_and_std(every)
+    every = [state.found[sample.key] for sample in samples]
+    first, *others = (
+        _target(retention, np.array([found.needs[place] for found in every]))
+        for place, retention in enumerate(settings.retentions)
+    )
+    kept = ("retention", "oracle", "scope", "alpha", "length", "seed")
     calibration = Calibration(
         model=reader.identity,
-        settings={
-            **{
-                name: value
-                for name, value in asdict(settings).items()
-                if name not in ("model", "samples", "data", "device")
-            },
+        settings={name: getattr(settings, name) for name in kept}
+        | {
             "data": Path(settings.data).name,
             "dtype": str(next(reader.decoder.parameters()).dtype).removeprefix("torch."),
             "window": settings.geometry.window,
@@ -146,11 +163,26 @@ def _profile(settings: Settings, reader: Reader, samples: list[Sample], state: S
         samples_hash=hash_of(samples),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool=own_version(),
+        least=first.least,
+        most=first.most,
+        needs=first.needs,
+        others=tuple(others),
+        key_needs=KeyNeeds(KEY_SCORER, KEY_SHARE, tuple(as_matrix(found.keys) for found in every)),
+    )
+    return Profile(first.mean, first.std, source=source, calibration=calibration)
+
+
+def _target(retention: float, every: Needs) -> Target:
+    """Statistics of [samples, layers, kv_heads]."""
+    mean, std = mean_and_std(every)
+    return Target(
+        retention=retention,
+        mean=as_matrix(mean),
+        std=as_matrix(std),
         least=as_matrix(every.min(axis=0)),
         most=as_matrix(every.max(axis=0)),
         needs=tuple(as_matrix(one) for one in every),
     )
-    return Profile(as_matrix(mean), as_matrix(std), source=source, calibration=calibration)
 
 
 def _check_out(out: Path) -> None:

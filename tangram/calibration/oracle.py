@@ -6,19 +6,22 @@ engine, and the best judge of budgets (docs/calibration.md). The others are the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from tangram.calibration.framing import Frame
 from tangram.calibration.model import Reader, branch, check_watched
 from tangram.config import TangramConfig
+from tangram.key_needs import key_scores, shares_above
 from tangram.rotary import Rotary, find_rotary
 from tangram.scorers import Chunk, Need, get_scorer
 
 PART = 1024
 """Tokens of the text that are repeated at once. Each part follows the text directly, as if the ones before
 had not been repeated, so that a model of any length has to hold the text and one part only."""
+OnRead = Callable[[object], None]
+"""Is given the cache of keys and values once the text has been read, and before it is repeated."""
 
 
 class LargestWeight:
@@ -68,7 +71,9 @@ class LastQueries:
         """Is never called."""
 
 
-def largest_weights(reader: Reader, frame: Frame, context: Sequence[int]) -> torch.Tensor:
+def largest_weights(
+    reader: Reader, frame: Frame, context: Sequence[int], on_read: OnRead | None = None
+) -> torch.Tensor:
     """``kvzip``: read the context, then be asked to repeat it, part by part, with the context as the answer.
 
     Returns:
@@ -79,6 +84,8 @@ def largest_weights(reader: Reader, frame: Frame, context: Sequence[int]) -> tor
     watcher = LargestWeight(reader.kinds.full, reader.identity.kv_heads, len(tokens), reader.device)
     reader.read(tokens, cache, watcher)
     check_watched(reader, watcher.kv_heads)
+    if on_read is not None:
+        on_read(cache)
     watcher.wants_weights = True
     for start in range(0, len(context), PART):
         reader.read([*frame.request(context[:start]), *context[start : start + PART]], branch(cache), watcher)
@@ -86,7 +93,12 @@ def largest_weights(reader: Reader, frame: Frame, context: Sequence[int]) -> tor
 
 
 def scored(
-    reader: Reader, frame: Frame, context: Sequence[int], name: str, geometry: TangramConfig
+    reader: Reader,
+    frame: Frame,
+    context: Sequence[int],
+    name: str,
+    geometry: TangramConfig,
+    on_read: OnRead | None = None,
 ) -> torch.Tensor:
     """A scorer's judgement of every chunk that the engine would have sealed, at the moment of sealing.
 
@@ -111,15 +123,43 @@ def scored(
         scores.append(
             torch.stack(
                 [
-                    scorer(_chunk(reader, cache, watcher, row, start, geometry, rotary))
+                    scorer(chunk_of(reader, cache, watcher, row, start, geometry, rotary))
                     for row in range(len(reader.kinds.full))
                 ]
             )
         )
+    if on_read is not None:
+        on_read(cache)
     return torch.cat(scores, dim=-1)
 
 
-def _chunk(
+def key_needs(reader: Reader, cache: object, tokens: int, geometry: TangramConfig) -> torch.Tensor:
+    """What the heads would need by their keys alone (:mod:`tangram.key_needs`): means over the chunks that
+    the engine would have sealed.
+
+    Args:
+        cache: holds the keys of at least so many ``tokens``.
+
+    Returns:
+        float64 [layers, kv_heads].
+    """
+    layers, heads = len(reader.kinds.full), reader.identity.kv_heads
+    every = torch.arange(heads, device=reader.device)
+    found = []
+    for start in range(0, tokens - geometry.chunk - geometry.window + 1, geometry.chunk):
+        scores = [
+            key_scores(
+                torch.full((heads,), row, device=reader.device),
+                every,
+                reader.keys(cache, layer)[:, start : start + geometry.chunk].float(),
+            )
+            for row, layer in enumerate(reader.kinds.full)
+        ]
+        found.append(shares_above(torch.cat(scores)).double().cpu())
+    return torch.stack(found).mean(dim=0).reshape(layers, heads)
+
+
+def chunk_of(
     reader: Reader,
     cache: object,
     watcher: LastQueries,
@@ -149,7 +189,12 @@ def _chunk(
 
 
 def judge(
-    reader: Reader, frame: Frame, context: Sequence[int], oracle: str, geometry: TangramConfig
+    reader: Reader,
+    frame: Frame,
+    context: Sequence[int],
+    oracle: str,
+    geometry: TangramConfig,
+    on_read: OnRead | None = None,
 ) -> torch.Tensor:
     """Scores of all tokens that could be dropped, float32 [layers, kv_heads, tokens].
 
@@ -160,9 +205,9 @@ def judge(
         geometry: chunk, window, sink and query window of the engine.
     """
     if oracle == "kvzip":
-        scores = largest_weights(reader, frame, context)
+        scores = largest_weights(reader, frame, context, on_read)
         return scores[..., : scores.shape[-1] - geometry.window]
-    return scored(reader, frame, context, oracle, geometry)
+    return scored(reader, frame, context, oracle, geometry, on_read)
 
 
 def needs(scores: torch.Tensor, target: float, scope: str, sink: int) -> torch.Tensor:

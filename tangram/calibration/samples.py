@@ -99,6 +99,31 @@ def from_file(path: Path, encode: Encode, count: int, length: int, least: int, s
     return samples
 
 
+def from_conversations(
+    lines: Sequence[str], encode: Encode, count: int, length: int, least: int, seed: int
+) -> list[Sample]:
+    """Samples from conversations, one JSON object with a ``text`` a line; as :func:`from_file`, but those
+    that are too short are left out: people cannot be asked to write longer ones.
+
+    Raises:
+        ConfigError: none is long enough.
+    """
+    texts = [str(json.loads(line)["text"]) for line in lines]
+    Random(seed).shuffle(texts)
+    samples: list[Sample] = []
+    for text in texts:
+        if len(samples) == count:
+            break
+        tokens = encode(text)[:length]
+        if len(tokens) >= least:
+            samples.append(Sample("conversations", tuple(tokens)))
+    if not samples:
+        raise ConfigError(
+            "data", f"no conversation is long enough: at least {least} tokens of one person are needed"
+        )
+    return samples
+
+
 def _text(path: Path, number: int, line: str) -> str:
     try:
         data = json.loads(line)

@@ -8,6 +8,7 @@ from tangram.config import TangramConfig
 from tangram.errors import ConfigError
 
 BUILTIN = "builtin"
+CONVERSATIONS = "conversations"
 ORACLES = ("kvzip", "keydiff", "expected_attention", "snapkv")
 SCOPES = ("model", "layer")
 DEVICES = ("auto", "cpu", "cuda")
@@ -21,8 +22,10 @@ class Settings:
     Attributes:
         model: a directory or a hub id.
         retention: the share of all cached tokens that the best ones are.
-        data: ``builtin``, or a JSONL file.
+        data: ``builtin``, ``conversations`` (of the product's people who allow it), or a JSONL file.
         length: tokens of a sample.
+        others: further such shares, for which needs are noted too: the scores, which cost the time, are
+            the same.
 
     Raises:
         ConfigError: naming the field, when a value cannot work.
@@ -39,10 +42,14 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"
+    others: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.retention < 1.0:
-            raise ConfigError("retention", f"must be above 0 and below 1, not {self.retention:g}")
+        for share in self.retentions:
+            if not 0.0 < share < 1.0:
+                raise ConfigError("retention", f"must be above 0 and below 1, not {share:g}")
+        if len(set(self.retentions)) < len(self.retentions):
+            raise ConfigError("retention", "names a share twice")
         if self.samples < 1:
             raise ConfigError("samples", f"must be at least 1, not {self.samples}")
         for name, choices in (
@@ -58,6 +65,11 @@ class Settings:
             raise ConfigError("alpha", f"must be from 0 to 10, not {self.alpha:g}")
         if self.length < self.least_length:
             raise ConfigError("length", f"must be at least {self.least_length}, not {self.length}")
+
+    @property
+    def retentions(self) -> tuple[float, ...]:
+        """All shares, the one that the profile proposes first."""
+        return (self.retention, *self.others)
 
     @property
     def geometry(self) -> TangramConfig:

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 Table = list[list[float]]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What one sample told.
+
+    Attributes:
+        needs: [retentions][layers][kv_heads], by the oracle.
+        keys: [layers][kv_heads], by the keys alone (:mod:`tangram.key_needs`).
+    """
+
+    needs: list[Table]
+    keys: Table
+
+
 @dataclass
 class State:
-    """Needs by sample, each written as soon as it is known: one JSON line each, behind one that says what
-    they depend on.
+    """What was found by sample, each written as soon as it is known: one JSON line each, behind one that says
+    what they depend on.
 
     Attributes:
         settings: all that a sample's needs depend on, beside the sample.
-        found: by :attr:`tangram.calibration.samples.Sample.key`, [layers][kv_heads].
+        found: by :attr:`tangram.calibration.samples.Sample.key`.
     """
 
     path: Path
     settings: dict[str, Any]
-    found: dict[str, Table] = field(default_factory=dict)
+    found: dict[str, Found] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path, settings: dict[str, Any]) -> tuple[State, str]:
@@ -53,11 +66,11 @@ class State:
         state._rewrite()
         return state, why
 
-    def add(self, key: str, needs: Table) -> None:
-        """Remember a sample's needs, on disk too."""
-        self.found[key] = needs
+    def add(self, key: str, found: Found) -> None:
+        """Remember what a sample told, on disk too."""
+        self.found[key] = found
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(key, needs))
+            file.write(_line(key, found))
             file.flush()
             os.fsync(file.fileno())
 
@@ -72,17 +85,17 @@ class State:
         fresh.replace(self.path)
 
 
-def _line(key: str, needs: Table) -> str:
-    return json.dumps({"sample": key, "needs": needs}) + "\n"
+def _line(key: str, found: Found) -> str:
+    return json.dumps({"sample": key} | asdict(found)) + "\n"
 
 
-def _entries(lines: list[str]) -> dict[str, Table]:
+def _entries(lines: list[str]) -> dict[str, Found]:
     """Samples up to the first line that is not whole: the process may have been killed as it wrote."""
-    found: dict[str, Table] = {}
+    found: dict[str, Found] = {}
     for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:
             break
-        found[entry["sample"]] = entry["needs"]
+        found[entry["sample"]] = Found(entry["needs"], entry["keys"])
     return found

@@ -19,7 +19,10 @@ from admin.mount import mount, mount_console
 from admin.render import Renderer
 from admin.sampler import Sampler
 from admin.tuning import TuneService
+from app.calibration import Calibration
+from app.engine_settings import EngineSettings
 from app.factory import build_services, create_app
+from app.profiles import Profiles
 from app.services import Services
 from app.settings import Settings
 from tests.admin.support import Engine, Keeper, Person, Supervisor
@@ -64,11 +67,19 @@ async def bench(engine: Engine, supervisor: Supervisor, keeper: Keeper) -> Async
         return made.person
 
     sampler = Sampler(supervisor.reader)
-    tuning = TuneService(supervisor.reader, supervisor, keeper, sampler.poke)
-    console = Console(Access(resolve), sampler, Renderer(sampler), tuning, supervisor)
+    decided = EngineSettings(keeper, supervisor)
+    tuning = TuneService(supervisor.reader, decided, sampler.poke)
+    settings = supervisor.settings
+    settings.make_folders()
+    profiles = Profiles(settings, supervisor, decided, keeper)
+    calibration = Calibration(settings, supervisor, keeper)
+    renderer = Renderer(sampler)
+    console = Console(Access(resolve), sampler, renderer, tuning, supervisor, profiles, calibration)
     made = Bench(console, app, engine, supervisor, keeper, Person("1", True))
     mount_console(app, console)
     yield made
+    await calibration.close()
+    await profiles.close()
     await tuning.stop()
 
 

@@ -171,6 +171,10 @@ class Supervisor(EngineSupervisor):
             raise EngineNotReady("The engine is starting. Try again in a moment.")
         return self.engine
 
+    @property
+    def client(self) -> Any:
+        return self.reader()
+
     def log_tail(self, lines: int = 100) -> list[str]:
         return ["INFO engine <b>started</b>", "INFO ready"][-lines:]
 

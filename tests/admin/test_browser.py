@@ -124,6 +124,32 @@ def test_tuning_and_going_back(browser: Browser, served: Product) -> None:
         assert not admin.problems
 
 
+def test_choosing_a_profile_and_going_back(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        admin.tab("Profiles")
+        page = admin.page
+        expect(page.locator("#profile-state")).to_contain_text("No profile is in use")
+        page.locator("#profile-choice input").click()
+        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
+        page.locator("#profile-use").click()
+        expect(page.locator("#profile-confirm")).to_contain_text("The engine restarts")
+        expect(page.locator("#profile-table .tag.used")).to_have_count(0)
+        page.locator("#profile-sure").click()
+        expect(page.locator("#profile-progress")).to_contain_text("ready with this profile", timeout=60_000)
+        expect(page.locator("#profile-table .tag.used")).to_have_count(1)
+        expect(page.locator("#profile-confirm")).to_be_hidden()
+        page.locator("#profile-other input").click()
+        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
+        expect(page.locator("#profile-comparison")).to_contain_text("agrees by 1.00")
+        page.locator("#profile-back").click()
+        page.locator("#profile-sure").click()
+        expect(page.locator("#profile-table .tag.used")).to_have_count(0, timeout=60_000)
+        page.locator("#profile-discard").click()
+        page.locator("#profile-sure").click()
+        expect(page.locator("#profile-refusal")).to_contain_text("of the release cannot be deleted")
+        assert not admin.problems
+
+
 @pytest.mark.parametrize(
     ("name", "typed", "sentence"),
     [
@@ -184,7 +210,7 @@ def test_every_tab_fits_the_window(
     browser: Browser, served: Product, size: tuple[int, int], scheme: str
 ) -> None:
     with AdminPage(browser, served.url, size, scheme) as admin:
-        for tab in ("Memory", "Tune", "Engine"):
+        for tab in ("Memory", "Tune", "Profiles", "Engine"):
             admin.tab(tab)
             assert admin.overflow() <= 0, tab
         colour = admin.page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -10,6 +10,7 @@ import pytest
 from admin.errors import TuneError
 from admin.tune_tab import form_values
 from admin.tuning import TuneService, TuneValues
+from app.engine_settings import EngineSettings
 from app.errors import EngineStartFailed
 from tangram.errors import EngineRejected
 from tests.admin.support import Engine, Keeper, Supervisor
@@ -24,7 +25,8 @@ def changed() -> list[bool]:
 
 @pytest.fixture
 def tuning(supervisor: Supervisor, keeper: Keeper, changed: list[bool]) -> TuneService:
-    return TuneService(supervisor.reader, supervisor, keeper, lambda: changed.append(True))
+    settings = EngineSettings(keeper, supervisor)
+    return TuneService(supervisor.reader, settings, lambda: changed.append(True))
 
 
 async def ended(tuning: TuneService) -> Any:

@@ -18,6 +18,7 @@ from app.settings import Settings
 from tests.app.conftest import NAME, PASSWORD, Product, serving
 from tests.fake_engine import FakeEngine
 
+ADMIN = "/api/admin/"
 PUBLIC = {"/health/live", "/health/ready", "/login", "/setup", "/logout"}
 LOCAL = {"/metrics"}
 FALLBACKS = {"/api/{rest:path}", "/v1/{rest:path}"}
@@ -27,6 +28,8 @@ BODIES: dict[str, Any] = {
     "/api/conversations/{conversation_id}/messages": {"content": "/say x"},
     "/api/messages/{message_id}/edit": {"content": "/say x"},
     "/api/keys": {"name": "x"},
+    "/api/calibration-consent": {"given": True},
+    "/api/admin/profile": {"profile": "auto"},
     "/v1/chat/completions": {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]},
 }
 
@@ -66,7 +69,7 @@ async def test_each_route_with_an_id_is_blind_to_other_peoples(product: Product)
     checked = 0
     async with await product.stranger() as stranger:
         for method, path in routes(product):
-            if "{" not in path or path in FALLBACKS:
+            if "{" not in path or path in FALLBACKS or path.startswith(ADMIN):
                 continue
             address = re.sub(r"{(\w+)(?::path)?}", lambda found: ids[found[1]], path)
             answer = await stranger.request(method, address, json=BODIES.get(path, {}))
@@ -79,6 +82,15 @@ async def test_each_route_with_an_id_is_blind_to_other_peoples(product: Product)
     assert checked >= 13
     assert (await product.services.store.get_message(product.owner, reply.id)).content == "secret"
     assert (await product.services.store.list_api_keys(product.owner))[0].revoked_at is None
+
+
+async def test_administrators_routes_refuse_everybody_else(product: Product) -> None:
+    async with await product.stranger() as stranger:
+        asked = [(method, path) for method, path in routes(product) if path.startswith(ADMIN)]
+        assert len(asked) >= 11
+        for method, path in asked:
+            answer = await stranger.request(method, re.sub(r"{.*?}", "x", path), json=BODIES.get(path, {}))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), (method, path)
 
 
 async def test_pages_send_strangers_to_sign_in(product: Product) -> None:

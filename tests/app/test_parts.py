@@ -337,4 +337,4 @@ def test_other_arguments_are_refused(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["tangram-chat", *arguments])
     assert main() == 2
-    assert "takes no arguments: settings come from the environment" in capsys.readouterr().out
+    assert "takes no arguments but --help and conversations: settings come from" in capsys.readouterr().out

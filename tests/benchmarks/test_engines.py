@@ -130,3 +130,10 @@ def test_where_two_answers_part(monkeypatch: pytest.MonkeyPatch) -> None:
     two["likely"][1] = {"7": -0.5}
     assert gpu_identity.parting(one, two)["gap"] is None
     sys.modules.pop("gpu_identity")
+
+
+def test_only_engines_of_the_plugin_run_once_for_each_way_to_launch() -> None:
+    both = ["stock", "tangram 0.25"]
+    assert engines.launched(both, [None]) == [("stock", None), ("tangram 0.25", None)]
+    ways = [("stock", None), ("tangram 0.25", "separate"), ("tangram 0.25", "fused")]
+    assert engines.launched(both, ["separate", "fused"]) == ways

@@ -40,6 +40,7 @@ WITHOUT_OWNER = {
     "set_setting",
     "add_audit",
     "list_audit",
+    "calibration_texts",
 }
 IDS = ("conversation_id", "parent_id", "leaf_id", "message_id", "user_message_id", "reply_id", "key_id")
 VALUES: dict[str, Any] = {
@@ -60,6 +61,7 @@ VALUES: dict[str, Any] = {
     "error": None,
     "name": "new name",
     "key_hash": "new hash",
+    "given": True,
 }
 
 

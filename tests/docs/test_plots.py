@@ -70,9 +70,40 @@ def test_kernels_are_known_by_the_files_name(tmp_path: Path) -> None:
     assert figures_of(written(tmp_path, "gpu_identity", {"benchmark": "gpu_identity"})) == {}
 
 
+def test_accuracy(tmp_path: Path) -> None:
+    cell = {"model": "m", "low": 0.5, "high": 0.75, "kept": 0.4, "count": 50}
+    rows = [
+        cell | {"condition": condition, "cell": cell_name, "value": value}
+        for condition, cell_name, value in (
+            ("full", "single@4096", 0.7),
+            ("profile keydiff 0.25", "single@4096", 0.6),
+            ("full", "loss@4096", 2.0),
+            ("full", "single@8192", 0.1),
+            ("snapkv profile 0.25", "single@4096", 0.2),
+        )
+    ]
+    heads = {"mean": [0.8, 0.2], "std": [0.1, 0.1], "least": [0.7, 0.1], "most": [0.9, 0.3]}
+    regular = {"model": "m", "oracle": "kvzip", "retention": 0.25, "samples": 5, "heads": heads}
+    regular |= {"kinds": {"a/a": 0.9, "a/b": 0.8, "b/b": 0.7}}
+    regular |= {
+        "alphas": [{"alpha": 0.0, "covered": 0.5, "cost": 0.2}, {"alpha": 1.0, "covered": 0.9, "cost": 0.3}]
+    }
+    path = written(tmp_path, "h", {"benchmark": "accuracy", "figures": rows, "regularity": [regular]})
+    figures = figures_of(path)
+    assert set(figures) == {
+        f"h-m-{part}" for part in ("answers", *(f"kvzip-0.25-{p}" for p in ("kinds", "heads", "alpha")))
+    }
+    full, profile = figures["h-m-answers"].data
+    assert (full.name, full.x, full.y) == ("all kept", ("single",), (70.0,))
+    assert profile.error_y.array == pytest.approx((15.0,))
+    assert figures["h-m-kvzip-0.25-kinds"].data[0].z == ([0.9, 0.8], [0.8, 0.7])
+    assert figures["h-m-kvzip-0.25-alpha"].data[0].y == (0.5, 0.9)
+    assert figures["h-m-kvzip-0.25-heads"].data[-1].y == (0.8, 0.2)
+
+
 def test_each_drawn_benchmark_is_there() -> None:
     for name in BENCHMARKS:
-        assert (ROOT / "benchmarks" / f"{name}.py").exists()
+        assert (ROOT / "benchmarks" / f"{name}.py").exists() or (ROOT / "benchmarks" / name).is_dir()
 
 
 def test_measured_data_can_be_drawn() -> None:

@@ -49,6 +49,9 @@ def test_the_map_changes_while_a_chat_runs(
         admin.show(figures.BUDGET)
         assert all(0 < value <= 1 for row in admin.values() for value in row)
         expect(admin.page.locator("#admin-head")).to_contain_text("Engine ready")
+        admin.tab("Profiles")
+        shipped = admin.page.locator("#profile-table li").filter(has_text="shipped")
+        expect(shipped).to_contain_text("in use")
         assert not admin.problems
         assert not admin.foreign
 

@@ -26,8 +26,10 @@ def cuda_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Insist on the compiled kernels on a GPU, and give back what the test took of its memory."""
     monkeypatch.setenv("TANGRAM_KERNELS", "native")
     cuda.native.cache_clear()
+    cuda.launch.cache_clear()
     yield
     cuda.native.cache_clear()
+    cuda.launch.cache_clear()
     torch.cuda.empty_cache()
 
 

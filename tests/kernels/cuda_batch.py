@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels import RaggedLayout, fallback, ragged_append, ragged_attention
+from kernels import RaggedLayout, fallback, ragged_append, ragged_append_attention, ragged_attention
 from tests.kernels.ragged_batch import Batch
 
 # Weights are rounded to the elements' type before they meet the values, as in every such kernel.
@@ -88,6 +88,31 @@ def attend(batch: Batch, max_query: int = 0) -> torch.Tensor:
         scoring["sinks"] = scoring["sinks"].cuda()
     ragged_attention(out, query, pool, *tables, layout, batch.scale, **scoring, max_query=max_query)
     check(out, batch.expected(), batch.sizes.dtype)
+    return out
+
+
+def decode(batch: Batch, given: tuple[torch.Tensor, ...] | None = None, max_query: int = 1) -> torch.Tensor:
+    """Append and attend the step on the GPU in one call, and check its output and every bit of the pool.
+
+    Args:
+        given: the step's queries, keys and values, where they are not to be packed.
+    """
+    layout, pool = batch.sizes.layout, to_gpu(batch.pool)
+    tables = [to_gpu(table) for table in batch.tables]
+    parts = [batch.step(of) for of in (batch.queries, batch.keys, batch.values)]
+    query, key, value = given or tuple(to_gpu(part) for part in parts)
+    scoring: dict[str, Any] = dict(batch.scoring)
+    if scoring["sinks"] is not None:
+        scoring["sinks"] = scoring["sinks"].cuda()
+    out = torch.full(query.shape, POISON, dtype=query.dtype, device="cuda")
+    how = {**scoring, "max_query": max_query}
+    ragged_append_attention(out, query, key, value, pool, *tables, layout, batch.scale, **how)
+    check(out, batch.expected(), batch.sizes.dtype)
+    expected, offsets = to_gpu(batch.pool), layout.offset_tensor(batch.pool.device)
+    geometry = (layout.page_tokens, layout.ring_slots, layout.chunk, layout.window)
+    fallback.append(*parts[1:], batch.pool, *batch.tables, offsets, *geometry)
+    expected.copy_(batch.pool)
+    assert torch.equal(pool.view(torch.int16), expected.view(torch.int16))
     return out
 
 

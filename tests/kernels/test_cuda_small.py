@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import RaggedLayout, fallback, ragged_append, ragged_attention
-from tests.kernels.cuda_batch import POISON, attend, check, to_gpu
+from tests.kernels.cuda_batch import POISON, attend, check, decode, to_gpu
 from tests.kernels.ragged_batch import Batch, Sizes
 from tests.kernels.test_cuda_seal import Case
 
@@ -39,6 +39,13 @@ def test_sinks_and_soft_caps() -> None:
 def test_blocks_share_a_history_in_decoding() -> None:
     """Few pairs have blocks of their own; the last of them to arrive merges."""
     attend(Batch(Sizes(kv_heads=1, group=4, head_size=128), [1300, 40], [1, 1]), max_query=1)
+
+
+@pytest.mark.parametrize(("head_size", "group", "dtype"), [(128, 4, BF16), (64, 16, FP16), (256, 1, BF16)])
+def test_one_launch_appends_and_decodes(head_size: int, group: int, dtype: torch.dtype) -> None:
+    """A first token, the last and first of a page, and a history that many blocks share."""
+    sizes = Sizes(head_size=head_size, kv_heads=2, group=group, dtype=dtype, page_padding=64)
+    decode(Batch(sizes, [1, 16, 0, 17, 1300], [1, 1, 0, 1, 1]))
 
 
 def test_runs_hold_the_end_of_one_pair_and_the_beginning_of_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from tangram.calibration.statistics import mean_and_std
 from tangram.identity import ModelIdentity
 from tangram.profile import Profile
-from tangram.profile_file import Calibration, as_matrix
+from tangram.profile_file import KEY_SCORER, KEY_SHARE, Calibration, KeyNeeds, Target, as_matrix
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 IDENTITY = ModelIdentity(
@@ -86,3 +87,25 @@ def made_profile(samples: int = 8, seed: int = 0, identity: ModelIdentity = IDEN
         needs=tuple(as_matrix(one) for one in needs),
     )
     return Profile(as_matrix(mean), as_matrix(std), source="made", calibration=known)
+
+
+def key_needs_of(profile: Profile, seed: int = 5) -> Profile:
+    """The profile with invented needs by keys."""
+    known = profile.calibration
+    assert known is not None
+    draw = np.random.default_rng(seed)
+    heads = draw.uniform(0.2, 0.8, size=(known.model.layers, known.model.kv_heads))
+    needs = np.clip(heads + draw.normal(0, 0.03, size=(known.samples, *heads.shape)), 0, 1).round(5)
+    keys = KeyNeeds(KEY_SCORER, KEY_SHARE, tuple(as_matrix(one) for one in needs))
+    return replace(profile, calibration=replace(known, key_needs=keys))
+
+
+def also_at(profile: Profile, retention: float, seed: int = 9) -> Profile:
+    """The profile with invented needs at a further retention."""
+    known = profile.calibration
+    assert known is not None
+    other = made_profile(known.samples, seed).calibration
+    assert other is not None
+    mean, std = mean_and_std(np.array(other.needs))
+    target = Target(retention, as_matrix(mean), as_matrix(std), other.least, other.most, other.needs)
+    return replace(profile, calibration=replace(known, others=(*known.others, target)))

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tangram import cli
-from tangram.calibration import job
+from tangram.calibration import conversations, job
+from tangram.calibration.framing import frame_of
 from tangram.calibration.job import Progress, Stopped, calibrate, state_path
 from tangram.calibration.kinds import KINDS
 from tangram.calibration.model import Reader, load
+from tangram.calibration.oracle import LastQueries
 from tangram.calibration.samples import builtin, builtin_text, hash_of
 from tangram.calibration.settings import Settings
-from tangram.calibration.state import State
+from tangram.calibration.state import Found, State
 from tangram.errors import ConfigError
 from tangram.profile import Profile
 from tests.tiny_models import random_llama
@@ -99,6 +102,72 @@ def test_the_same_command_gives_the_same_profile(folder: Path, tmp_path: Path) -
     assert other.calibration.samples_hash != files[0]["calibration"]["samples_hash"]
 
 
+def test_several_retentions_are_each_as_if_alone(folder: Path, tmp_path: Path, judged: list[str]) -> None:
+    both = calibrate(settings_of(folder, others=(0.5,)), tmp_path / "both.json")
+    assert len(judged) == 3, "samples are read once"
+    for retention in (0.25, 0.5):
+        alone = calibrate(replace(settings_of(folder), retention=retention), tmp_path / "one.json")
+        assert (both.at(retention).mean, both.at(retention).std) == (alone.mean, alone.std)
+
+
+def test_needs_by_keys_are_those_of_the_chunks_the_engine_seals(folder: Path, tmp_path: Path) -> None:
+    settings = replace(settings_of(folder), length=1200, samples=1, oracle="snapkv")
+    known = calibrate(settings, tmp_path / "p.json").calibration
+    assert known is not None
+    assert known.key_needs is not None
+    reader = load(str(folder), "cpu")
+    frame = frame_of(reader.tokenizer)
+    (sample,) = job.choose(settings, reader, frame)
+    cache = reader.new_cache()
+    reader.read([*frame.before, *sample.tokens], cache, LastQueries((), 1))
+    found = []
+    for start in (0, 512):
+        keys = torch.cat([cache.layers[layer].keys[0, :, start : start + 512] for layer in range(3)])
+        units = torch.nn.functional.normalize(keys, dim=-1)
+        anchor = torch.nn.functional.normalize(units.mean(dim=1, keepdim=True), dim=-1)
+        scores = -(units * anchor).sum(dim=-1)
+        best = scores.flatten().topk(6 * 512 // 2).indices // 512
+        found.append(torch.bincount(best, minlength=6) / 512)
+    expected = torch.stack(found).mean(dim=0).reshape(3, 2)
+    np.testing.assert_allclose(known.key_needs.needs[0], expected, atol=2e-3)
+
+
+CONVERSATIONS = [json.dumps({"text": builtin_text(4, number, 9000)[1]}) for number in range(3)]
+
+
+def test_conversations_come_from_the_product(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [*CONVERSATIONS, json.dumps({"text": "too short"})]
+    script = f"import sys; sys.stdout.write({chr(10).join(lines)!r})"
+    monkeypatch.setattr(conversations, "COMMAND", (sys.executable, "-c", script))
+    said, told = list[str](), list[Progress]()
+    settings = settings_of(folder, data="conversations", oracle="keydiff")
+    profile = calibrate(replace(settings, samples=9), tmp_path / "p.json", told.append, said.append)
+    assert said == ["conversations has 3 samples, all are used"]
+    assert {progress.kind for progress in told} == {"conversations"}
+    assert profile.calibration is not None
+    assert profile.calibration.settings["data"] == "conversations"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("", "nobody has allowed their conversations to be used"),
+        ("print()", "nobody has allowed their conversations to be used"),
+        ("""print('{"text": "short"}')""", "no conversation is long enough: at least 640 tokens"),
+        ("import sys; sys.exit('no module named app')", "cannot be read: no module named app"),
+    ],
+)
+def test_without_conversations_it_says_why(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
+) -> None:
+    monkeypatch.setattr(conversations, "COMMAND", (sys.executable, "-c", script))
+    with pytest.raises(ConfigError, match=r"^data: ") as error:
+        calibrate(settings_of(folder, data="conversations"), tmp_path / "p.json")
+    assert says in str(error.value)
+
+
 def stop_after(count: int) -> Callable[[], bool]:
     asked = iter(range(1000))
     return lambda: next(asked) >= count
@@ -163,8 +232,9 @@ def test_a_damaged_state_starts_anew(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     state, why = State.open(path, {"a": 1})
     assert (state.found, why) == ({}, f"{path} is damaged: starting anew, it is kept as {path}.old")
-    state.add("k", [[0.5]])
-    assert State.open(path, {"a": 1})[0].found == {"k": [[0.5]]}
+    found = Found([[[0.5]], [[0.25]]], [[0.4]])
+    state.add("k", found)
+    assert State.open(path, {"a": 1})[0].found == {"k": found}
 
 
 def words(text: str) -> list[int]:
@@ -236,6 +306,8 @@ def test_a_text_longer_than_the_model_is_refused(folder: Path, tmp_path: Path) -
     [
         ({"retention": 1.0}, "retention: must be above 0 and below 1, not 1"),
         ({"retention": float("nan")}, "retention: must be"),
+        ({"others": (0.5, 1.5)}, "retention: must be above 0 and below 1, not 1.5"),
+        ({"others": (0.25,)}, "retention: names a share twice"),
         ({"samples": 0}, "samples: must be at least 1"),
         ({"oracle": "tova"}, "oracle: must be one of kvzip"),
         ({"scope": "uniform"}, "scope: must be one of model, layer"),
@@ -270,9 +342,24 @@ def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "is no option of tangram calibrate" in capsys.readouterr().err
     assert cli.main(command(folder, tmp_path)) == 2
     assert "is a directory" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main(command(folder, out, "--oracle", "h2o"))
-    assert "invalid choice: 'h2o'" in capsys.readouterr().err
+    for wrong, says in (
+        ("--oracle=h2o", "invalid choice: 'h2o'"),
+        ("--retention=half", "must be a share such"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(command(folder, out, wrong))
+        assert says in capsys.readouterr().err
+
+
+def test_programs_get_lines_of_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--oracle", "keydiff", "--samples", "2", "--progress", "json", "--retention", "0.5,0.25"]
+    assert cli.main(command(folder, tmp_path / "p.json", *more)) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tangram-progress ")]
+    told = [json.loads(line.removeprefix("tangram-progress ")) for line in lines]
+    assert told == [
+        {"done": 1, "total": 2, "kind": "prose", "new": True},
+        {"done": 2, "total": 2, "kind": "dialogue", "new": True},
+    ]
 
 
 def test_a_terminal_gets_a_bar(

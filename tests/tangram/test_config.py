@@ -24,6 +24,7 @@ def test_every_field_can_come_from_the_environment_and_has_help() -> None:
         "scope": "layer", "scorer": "snapkv", "query_window": 32, "alpha": 2.0, "rewind": 32,
         "reserve": True, "resident_share": 0.5, "wide_steps": False, "returning_first": False,
         "profile": "p.json",
+        "drift_every": 3, "drift_warning": 1.5,
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(TangramConfig)} == set(HELP)
     environment = {f"TANGRAM_{name.upper()}": str(value) for name, value in values.items()}

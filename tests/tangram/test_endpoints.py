@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +29,7 @@ from tangram import control
 from tangram.client import EngineClient
 from tangram.config import TangramConfig
 from tangram.control import ControlServer
+from tangram.drift import LEAST_CHUNKS, DriftMeter, KeyReference
 from tangram.endpoints import TangramEndpoints
 from tangram.errors import EngineRejected, EngineUnavailable
 from tangram.metrics import COUNTERS
@@ -168,7 +170,7 @@ async def test_profile_tells_the_budgets_and_what_they_cost() -> None:
 
 @pytest.mark.parametrize(
     ("scope", "says"),
-    [("model", "no profile of calibrated needs was named"), ("uniform", "scope uniform uses")],
+    [("model", "no profile is shipped for this model and none was named"), ("uniform", "scope uniform uses")],
 )
 async def test_without_a_profile_nothing_looks_calibrated(scope: str, says: str) -> None:
     own = runtime(retention=0.25, scope=scope)
@@ -379,6 +381,25 @@ async def test_metrics_are_the_scheduler_s_and_the_worker_s_figures_beside_vllm_
     assert got["tangram_seal_seconds_bucket le=1.0"] == 3
     assert got["tangram_seal_seconds_bucket le=+Inf"] == 4
     assert "python_info" in answer.text, "what vLLM's registry holds is there too"
+
+
+async def test_drift_is_told_where_there_is_a_profile(engine: Engine) -> None:
+    engine.meter = SealMeter()
+    none = await raw(runtime(), "GET", "/metrics")
+    assert "budget_drift" not in none.text
+    assert (await raw(runtime(), "GET", "/tangram/status")).json()["drift"] is None
+    samples_of_two_heads = np.array([[[0.4, 0.6]], [[0.5, 0.5]], [[0.6, 0.4]]])
+    engine.meter.drift = DriftMeter(KeyReference.of(samples_of_two_heads), 2.0)
+    for _ in range(LEAST_CHUNKS):
+        engine.meter.drift.observe(np.array([[0.9, 0.1]]))
+    got = samples((await raw(runtime(), "GET", "/metrics")).text)
+    # Each sample lies 0.1 x 2/3 from the mean of all, and so 0.1 from the others'; live heads lie 0.4 off.
+    assert got["tangram_budget_drift"] == pytest.approx(4.0)
+    assert got["tangram_drift_chunks_total"] == LEAST_CHUNKS
+    status = (await raw(runtime(), "GET", "/tangram/status")).json()["drift"]
+    assert (status["drift"], status["difference"], status["reference"]) == (4.0, 0.4, "profile")
+    assert "live" not in status
+    assert (await raw(runtime(), "GET", "/tangram/profile")).json()["drift"]["live"] == [[0.9, 0.1]]
 
 
 def dead(*_: Any, **__: Any) -> dict[str, Any]:

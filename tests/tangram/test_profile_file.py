@@ -19,7 +19,7 @@ from tangram.config import TangramConfig
 from tangram.errors import ProfileError
 from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.profile import ModelShape, Profile, in_force
-from tests.tangram.calibrated import IDENTITY, made_profile
+from tests.tangram.calibrated import IDENTITY, also_at, key_needs_of, made_profile
 from tests.tiny_models import LLAMA, random_llama, write_config
 
 SHAPE = ModelShape("m", 4, 3, 64, 2, "bfloat16", 8192)
@@ -42,6 +42,27 @@ def test_text_that_looks_like_a_row_is_kept(tmp_path: Path) -> None:
     named = made_profile(identity=replace(IDENTITY, name="a [ 1,  2 ] b"))
     named.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json", 4, 3).calibration == named.calibration
+
+
+def test_further_retentions_and_needs_by_keys_are_kept(tmp_path: Path) -> None:
+    profile = key_needs_of(also_at(made_profile(), 0.5))
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json", 4, 3) == replace(profile, source=str(tmp_path / "p.json"))
+
+
+def test_needs_at_the_nearest_retention_count() -> None:
+    quarter, half = made_profile(), made_profile(seed=9)
+    both = also_at(quarter, 0.5)
+    for retention, expected in ((0.1, quarter), (0.25, quarter), (0.35, quarter), (0.36, half), (0.9, half)):
+        assert both.at(retention).mean == expected.mean, retention
+        assert both.budgets(retention, 1.0) == expected.budgets(retention, 1.0)
+    at_half = both.at(0.5)
+    assert at_half.calibration is not None
+    assert half.calibration is not None
+    assert at_half.calibration.settings["retention"] == 0.5
+    assert at_half.calibration.needs == half.calibration.needs
+    assert at_half.at(0.25) == both, "nothing is lost on the way"
+    assert quarter.at(0.9) is quarter
 
 
 def tampered(path: Path, change: Callable[[dict[str, Any]], Any], seal: bool) -> str:
@@ -83,6 +104,13 @@ def test_a_single_changed_digit_is_noticed(path: Path) -> None:
         (lambda d: d["calibration"]["min"][0].__setitem__(0, -1), "'min' has -1, not a share"),
         (lambda d: d["calibration"].update(created=5), "'created' must be a text"),
         (lambda d: d.update(floor=True), "'floor' must be from 0"),
+        (lambda d: d["calibration"].update(others={}), "'others' must be a list of objects"),
+        (lambda d: d["calibration"].update(others=[{"retention": 2}]), "'retention' must be above 0"),
+        (lambda d: d["calibration"].update(key_needs=[]), "'key_needs' must be an object"),
+        (
+            lambda d: d["calibration"].update(key_needs={"scorer": "k", "needs": []}),
+            "'key_needs' must have a",
+        ),
     ],
 )
 def test_bad_files_are_refused(path: Path, change: Callable[[dict[str, Any]], Any], says: str) -> None:

@@ -1,0 +1,265 @@
+"""Tab "Profiles": what heads have their budgets by, calibrating, comparing, choosing and going back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from admin.access import SignedIn
+from admin.console import Console
+from admin.engine_tab import log_panel
+from admin.errors import TuneError
+from admin.guarded import guarded
+from admin.panels import notice
+from admin.profile_panels import (
+    activation_panel,
+    calibration_panel,
+    comparison_panel,
+    profiles_table,
+    state_notice,
+    title,
+)
+from admin.tuning import number
+from app.calibration_record import CalibrationRecord, CalibrationState
+from app.engine_settings import AUTO, NONE
+from app.errors import AppError
+from db.errors import DbError
+
+LOG_LINES = 200
+CHOICES = [("Shipped for this model, if any", AUTO), ("None: all heads keep the same", NONE)]
+ORACLES = [
+    ("KVzip: what repeating a text needs", "kvzip"),
+    ("KeyDiff: the keys alone", "keydiff"),
+    ("Expected attention", "expected_attention"),
+    ("SnapKV", "snapkv"),
+]
+DATA = [("Built-in texts", "builtin"), ("Conversations of people who allow it", "conversations")]
+_USE = (
+    "The engine restarts: replies being written now get about 10 seconds to finish and are then interrupted, "
+    "with their text kept; resident conversations are read again. If it does not come up, it goes back."
+)
+_DISCARD = "The profile's file is deleted."
+
+
+@dataclass(frozen=True)
+class ProfilesTab:
+    """Components and their values."""
+
+    console: Console
+    live_outputs: list[Any]
+
+    async def live(self) -> list[Any]:
+        """Values for :attr:`live_outputs`."""
+        console = self.console
+        entries, used = await console.profiles.every(), in_force(console)
+        status = console.engine.status
+        return [
+            state_notice(used, status.ready and console.sampler.latest.snapshot is not None),
+            profiles_table(entries, used),
+            activation_panel(console.profiles.activation, status.phase or status.state),
+            calibration_panel(console.calibration.record),
+            repr([entry.name for entry in entries]),
+            *buttons(console.calibration.record),
+        ]
+
+
+def in_force(console: Console) -> str | None:
+    """The file by which the running engine's heads have their budgets, as last seen."""
+    snapshot = console.sampler.latest.snapshot
+    if snapshot is None or snapshot.config.get("scope") == "uniform":
+        return None
+    found = snapshot.config.get("profile")
+    return None if found in (None, AUTO) else str(found)
+
+
+def buttons(record: CalibrationRecord | None) -> list[Any]:
+    """Which of Calibrate, Cancel, Go on and Forget have a meaning now."""
+    running = record is not None and record.running
+    left = record is not None and record.state in (CalibrationState.CANCELLED, CalibrationState.FAILED)
+    return [gr.update(visible=there) for there in (not running, running, left, left)]
+
+
+def form_options(
+    samples: Any, length: Any, percents: str, oracle: str, alpha: Any, data: str
+) -> dict[str, Any]:
+    """Options of a calibration from the form; raises :class:`TuneError` with a sentence."""
+    counts = {}
+    for label, name, value in (("Texts", "samples", samples), ("Tokens", "length", length)):
+        counts[name] = number(label, value)
+        if counts[name] != int(counts[name]) or counts[name] < 1:
+            raise TuneError(f"{label} must be a whole number, 1 or more.")
+    try:
+        shares = [float(part.strip().removesuffix("%")) / 100 for part in percents.split(",")]
+    except ValueError:
+        raise TuneError("Retention must be percents such as 50, or several with commas: 50, 25.") from None
+    margin = number("Safety margin", alpha)
+    whole = {name: int(count) for name, count in counts.items()}
+    return {**whole, "retention": shares, "oracle": oracle, "alpha": margin, "data": data}
+
+
+async def attempt(work: Callable[[], Awaitable[object]]) -> str:
+    """Do it; a notice with what was refused, "" if nothing was."""
+    try:
+        await work()
+    except (AppError, TuneError, DbError) as error:
+        return notice(str(error), "bad")
+    return ""
+
+
+def build(console: Console) -> ProfilesTab:
+    """Create the components; call inside ``gr.Blocks``."""
+    profiles, calibration = console.profiles, console.calibration
+    with gr.Row(elem_classes=["two", "tune"]):
+        with gr.Column(elem_classes=["tc-panel"], min_width=280):
+            gr.HTML("<h2>Profiles of the heads' budgets</h2>", apply_default_css=False)
+            state = gr.HTML(elem_id="profile-state", apply_default_css=False)
+            table = gr.HTML(elem_id="profile-table", apply_default_css=False)
+            choice = gr.Dropdown(
+                CHOICES,
+                value=AUTO,
+                label="Profile",
+                info="What to use, compare or discard.",
+                elem_id="profile-choice",
+            )
+            with gr.Row(elem_classes=["actions"]):
+                use = gr.Button("Use…", variant="primary", size="sm", elem_id="profile-use")
+                back = gr.Button("Go back…", variant="secondary", size="sm", elem_id="profile-back")
+                discard = gr.Button("Discard…", variant="secondary", size="sm", elem_id="profile-discard")
+            with gr.Column(visible=False, elem_id="profile-confirm") as confirm:
+                question = gr.HTML(apply_default_css=False)
+                with gr.Row():
+                    sure = gr.Button("Do it", variant="primary", size="sm", elem_id="profile-sure")
+                    no = gr.Button("Cancel", variant="secondary", size="sm")
+            refusal = gr.HTML(elem_id="profile-refusal", apply_default_css=False)
+            progress = gr.HTML(elem_id="profile-progress", apply_default_css=False)
+            other = gr.Dropdown([], value=None, label="Compare with", elem_id="profile-other")
+            comparison = gr.HTML(elem_id="profile-comparison", apply_default_css=False)
+        with gr.Column(elem_classes=["tc-panel"], min_width=280):
+            gr.HTML(
+                '<h2>Calibrate this model</h2><p class="hint">It reads texts and finds how much of its '
+                "history each head needs. That takes minutes to hours and some memory beside the engine; it "
+                "can be cancelled, and goes on after a restart.</p>",
+                apply_default_css=False,
+            )
+            running = gr.HTML(elem_id="calibration-progress", apply_default_css=False)
+            with gr.Row(elem_classes=["actions"]):
+                start = gr.Button("Calibrate", variant="primary", size="sm", elem_id="calibration-start")
+                less: dict[str, Any] = {"variant": "secondary", "size": "sm", "visible": False}
+                cancel = gr.Button("Cancel", elem_id="calibration-cancel", **less)
+                resume = gr.Button("Go on", elem_id="calibration-resume", **less)
+                forget = gr.Button("Forget", elem_id="calibration-forget", **less)
+            failed = gr.HTML(elem_id="calibration-refusal", apply_default_css=False)
+            data = gr.Radio(DATA, value="builtin", label="Texts", elem_id="calibration-data")
+            samples = gr.Number(
+                50, label="How many texts", info="More make it surer.", elem_id="calibration-samples"
+            )
+            length = gr.Number(3072, label="Tokens of a text", elem_id="calibration-length")
+            percents = gr.Textbox(
+                "50, 25",
+                label="Retention (%)",
+                info="One or more; further ones cost no time.",
+                elem_id="calibration-retention",
+            )
+            alpha = gr.Number(1, step=0.1, label="Safety margin", elem_id="calibration-alpha")
+            oracle = gr.Dropdown(ORACLES, value="kvzip", label="Judge", elem_id="calibration-oracle")
+            with gr.Accordion("Log", open=False) as accordion:
+                log = gr.HTML(elem_id="calibration-log", apply_default_css=False)
+    # In the page but not seen, as in the tab "Tune".
+    names = gr.Textbox(visible="hidden", show_label=False, container=False)
+    pending = gr.State(("", ""))
+    form = [samples, length, percents, oracle, alpha, data]
+
+    async def refill(chosen: str, compared: str | None) -> tuple[Any, Any]:
+        every = await profiles.every()
+        entries = [(title(entry), entry.name) for entry in every]
+        sound = [(title(entry), entry.name) for entry in every if not entry.problem]
+        known = {AUTO, NONE, *(name for _, name in entries)}
+        return (
+            gr.update(choices=[*CHOICES, *entries], value=chosen if chosen in known else AUTO),
+            gr.update(choices=sound, value=compared if compared in known else None),
+        )
+
+    async def ask(what: str, chosen: str) -> tuple[Any, str, tuple[str, str], str]:
+        return (
+            gr.update(visible=True),
+            notice(_DISCARD if what == "discard" else _USE, "warn"),
+            (what, chosen),
+            "",
+        )
+
+    async def ask_use(chosen: str) -> Any:
+        return await ask("use", chosen)
+
+    async def ask_back(chosen: str) -> Any:
+        return await ask("back", chosen)
+
+    async def ask_discard(chosen: str) -> Any:
+        return await ask("discard", chosen)
+
+    async def do(user: SignedIn, asked: tuple[str, str]) -> tuple[Any, str]:
+        what, chosen = asked
+        if what == "use":
+            said = await attempt(lambda: profiles.activate(user.id, chosen))
+        elif what == "back":
+            said = await attempt(lambda: profiles.go_back(user.id))
+        else:
+            said = await attempt(lambda: profiles.discard(user.id, chosen))
+        return gr.update(visible=False), said
+
+    async def hide() -> Any:
+        return gr.update(visible=False)
+
+    async def show_comparison(chosen: str, compared: str | None) -> str:
+        if compared is None or chosen in (AUTO, NONE):
+            return ""
+        snapshot = console.sampler.latest.snapshot
+        config = snapshot.config if snapshot is not None else {}
+        retention, margin = float(config.get("retention", 0.5)), float(config.get("alpha", 1.0))
+        try:
+            found = await profiles.compare(chosen, compared, min(retention, 0.99), margin)
+        except AppError as error:
+            return notice(str(error), "bad")
+        return comparison_panel("chosen", "other", found)
+
+    async def begin(user: SignedIn, *values: Any) -> tuple[str, str]:
+        async def work() -> None:
+            await calibration.start(user.id, form_options(*values))
+
+        return await attempt(work), calibration_panel(calibration.record)
+
+    async def end(user: SignedIn) -> tuple[str, str]:
+        return await attempt(lambda: calibration.cancel(user.id)), calibration_panel(calibration.record)
+
+    async def go_on(user: SignedIn) -> tuple[str, str]:
+        return await attempt(lambda: calibration.resume(user.id)), calibration_panel(calibration.record)
+
+    async def drop(user: SignedIn) -> tuple[str, str]:
+        return await attempt(lambda: calibration.discard(user.id)), calibration_panel(calibration.record)
+
+    async def read_log() -> str:
+        return log_panel(calibration.log_tail(LOG_LINES))
+
+    access = console.access
+    options: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 8, "api_visibility": "private"}
+    names.change(guarded(access, refill), [choice, other], [choice, other], **options)
+    gr.on(
+        [choice.change, other.change],
+        guarded(access, show_comparison),
+        [choice, other],
+        comparison,
+        **options,
+    )
+    for button, handler in ((use, ask_use), (back, ask_back), (discard, ask_discard)):
+        button.click(guarded(access, handler), choice, [confirm, question, pending, refusal], **options)
+    once: dict[str, Any] = {**options, "trigger_mode": "once"}
+    sure.click(guarded(access, do, with_user=True), pending, [confirm, refusal], **once)
+    no.click(guarded(access, hide), None, [confirm], **options)
+    start.click(guarded(access, begin, with_user=True), form, [failed, running], **once)
+    for button, work in ((cancel, end), (resume, go_on), (forget, drop)):
+        button.click(guarded(access, work, with_user=True), None, [failed, running], **once)
+    accordion.expand(guarded(access, read_log), None, [log], **options)
+    shown = [start, cancel, resume, forget]
+    return ProfilesTab(console, [state, table, progress, running, names, *shown])

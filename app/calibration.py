@@ -1,0 +1,258 @@
+"""Calibration as a job of the app: `tangram calibrate` in a process of its own, at low priority.
+
+One at a time. A closed browser tab does not end it. When the app stops, it stops too, and goes on when the
+app is back: the command keeps what it found of each sample in a file beside the profile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from app.calibration_record import CalibrationRecord, CalibrationState
+from app.engine_log import EngineLog
+from app.engine_process import EngineProcess
+from app.errors import AlreadyRunning, BadRequest, Missing
+from app.settings import Settings
+from app.supervisor import EngineSupervisor
+from db.store import Store
+from tangram.calibration.settings import Settings as CalibrationSettings
+from tangram.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+MARK = "tangram-progress "
+DATA = ("builtin", "conversations")
+RETENTIONS = (0.5, 0.25)
+"""Needs at these are noted by default: one file then serves both settings that the documents name."""
+NICE = 15
+GRACE_SECONDS = 8.0
+REFUSED = 2
+_SPEAKER = re.compile(r"tangram: error: ")
+
+
+class CalibrationLog(EngineLog):
+    """The command's output; its lines for programs go to `on_progress` instead."""
+
+    def __init__(self, path: Path, on_progress: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__(path, lambda phase: None)
+        self._on_progress = on_progress
+
+    def write(self, line: str) -> None:
+        if not line.startswith(MARK):
+            super().write(line)
+            return
+        with contextlib.suppress(ValueError):
+            self._on_progress(json.loads(line.removeprefix(MARK)))
+
+
+class Calibration:
+    """One per process. `folder` has the profiles."""
+
+    command: Sequence[str] = (sys.executable, "-m", "tangram", "calibrate")
+
+    def __init__(self, settings: Settings, supervisor: EngineSupervisor, store: Store) -> None:
+        self.folder = settings.profiles_dir
+        self._settings = settings
+        self._supervisor = supervisor
+        self._store = store
+        self._path = self.folder / "calibration.json"
+        self._log = CalibrationLog(settings.home / "logs" / "calibration.log", self._progress)
+        self._task: asyncio.Task[None] | None = None
+        self._began = 0.0
+        self._new = 0
+        self.record: CalibrationRecord | None = None
+
+    def log_tail(self, lines: int = 200) -> list[str]:
+        """The last lines of the command's output. It names files and samples by kind, never their text."""
+        return self._log.tail(lines)
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    async def start(self, user_id: str, options: Mapping[str, Any]) -> CalibrationRecord:
+        """Begin a calibration of the served model. Raises BadRequest, AlreadyRunning, EngineNotReady."""
+        self._refuse_while_running()
+        source, name = self._supervisor.model_source, self._supervisor.status.model
+        checked = checked_options(source, options)
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        record = CalibrationRecord(
+            out=f"{_slug(name)}-{stamp}.json",
+            model=name,
+            source=source,
+            options=checked,
+            user_id=user_id,
+            started=_now(),
+        )
+        await self._store.add_audit(user_id, "calibration.start", None, {"out": record.out, **checked})
+        self._run(record)
+        return record
+
+    async def resume(self, user_id: str) -> CalibrationRecord:
+        """Go on with the one that was cancelled, or failed. Raises Missing, AlreadyRunning."""
+        self._refuse_while_running()
+        record = self._present()
+        if record.state is CalibrationState.DONE:
+            raise AlreadyRunning("The calibration is complete.")
+        await self._store.add_audit(user_id, "calibration.resume", None, {"out": record.out})
+        record = replace(record, state=CalibrationState.RUNNING, ended=None, message="")
+        self._run(record)
+        return record
+
+    async def cancel(self, user_id: str) -> CalibrationRecord:
+        """End it; what was found is kept, and `resume` goes on. Raises Missing, AlreadyRunning."""
+        record = self._present()
+        task = self._task
+        if task is None or not record.running:
+            raise AlreadyRunning("No calibration is running.")
+        task.cancel()
+        await asyncio.wait({task})
+        if self._present().running:  # it may have come to its end just before
+            self._settle(CalibrationState.CANCELLED)
+        await self._store.add_audit(user_id, "calibration.cancel", None, {"out": record.out})
+        return self._present()
+
+    async def discard(self, user_id: str) -> None:
+        """Forget one that is not complete, and what it found. Raises Missing, AlreadyRunning."""
+        self._refuse_while_running()
+        record = self._present()
+        await asyncio.to_thread(self._remove, record)
+        self.record = None
+        await self._store.add_audit(user_id, "calibration.discard", {"out": record.out}, None)
+
+    # ---- the app's life ----------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Know the last calibration again, and go on with one that the end of the app interrupted."""
+        self.record = await asyncio.to_thread(CalibrationRecord.load, self._path)
+        if self.record is not None and self.record.running:
+            log.info("going on with the calibration of %s", self.record.model)
+            self._run(self.record)
+
+    async def close(self) -> None:
+        """End the process. The record still says that it runs, so that the next start goes on."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        self._log.close()
+
+    async def wait(self) -> CalibrationRecord | None:
+        """Return when nothing runs."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        return self.record
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    def _refuse_while_running(self) -> None:
+        if self.record is not None and self.record.running:
+            raise AlreadyRunning("A calibration is running. Wait until it is done, or cancel it.")
+
+    def _present(self) -> CalibrationRecord:
+        if self.record is None:
+            raise Missing("There is no calibration.")
+        return self.record
+
+    def _run(self, record: CalibrationRecord) -> None:
+        record.save(self._path)
+        self.record = record
+        self._began, self._new = time.monotonic(), 0
+        self._task = asyncio.create_task(self._calibrate(record), name="calibration")
+
+    async def _calibrate(self, record: CalibrationRecord) -> None:
+        process = None
+        try:
+            process = await EngineProcess.start(
+                [*_gently(), *self.command, *record.words(self.folder)],
+                self._environment(),
+                self._log,
+                GRACE_SECONDS,
+            )
+            code = await process.wait()
+            await process.finish_log()
+        except OSError as error:
+            self._settle(CalibrationState.FAILED, f"It could not be started: {error.strerror or error}.")
+            return
+        finally:
+            if process is not None:
+                await asyncio.shield(process.end())
+        if code == 0:
+            self._settle(CalibrationState.DONE)
+        else:
+            self._settle(CalibrationState.FAILED, self._reason(code))
+
+    def _environment(self) -> dict[str, str]:
+        threads = max(1, (os.cpu_count() or 2) // 2)  # the engine wants some too
+        return {
+            "OMP_NUM_THREADS": str(threads),
+            **os.environ,
+            "TANGRAM_HOME": str(self._settings.home),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _reason(self, code: int) -> str:
+        own = [line for line in self._log.tail() if _SPEAKER.match(line)]
+        if code == REFUSED and own:
+            return _SPEAKER.sub("", own[-1], count=1)[:500]
+        return f"It ended with code {code}. {self._log.failure()}".strip()
+
+    def _progress(self, told: Mapping[str, Any]) -> None:
+        record = self.record
+        if record is None or not record.running:
+            return
+        done, total = int(told.get("done", 0)), int(told.get("total", 0))
+        self._new += bool(told.get("new"))
+        remaining = None
+        if self._new:
+            remaining = (time.monotonic() - self._began) / self._new * (total - done)
+        self.record = replace(record, done=done, total=total, remaining_seconds=remaining)
+
+    def _settle(self, state: CalibrationState, message: str = "") -> None:
+        record = self._present()
+        self.record = replace(record, state=state, message=message, ended=_now(), remaining_seconds=None)
+        self.record.save(self._path)
+
+    def _remove(self, record: CalibrationRecord) -> None:
+        for left in (f"{record.out}.state", f"{record.out}.state.new", f"{record.out}.state.old"):
+            (self.folder / left).unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
+
+
+def checked_options(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the command, checked as it would. Raises BadRequest naming the field."""
+    named = {"retention": list(RETENTIONS), "data": DATA[0], **options}
+    if named["data"] not in DATA:
+        raise BadRequest(f"data must be one of {', '.join(DATA)}.", param="data")
+    first, *others = named["retention"] or [0.0]
+    rest = {name: value for name, value in named.items() if name != "retention"}
+    try:
+        CalibrationSettings(model=source, retention=first, others=tuple(others), **rest)
+    except ConfigError as error:
+        raise BadRequest(f"{error}.", param=error.field) from None
+    return named
+
+
+def _gently() -> list[str]:
+    """Words in front of a command that must not slow the engine down."""
+    nice = shutil.which("nice")
+    return [nice, "-n", str(NICE)] if nice else []
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name.rsplit("/", 1)[-1]).strip("-.") or "model"
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,77 @@
+"""What is known of the one calibration, kept in a file so that a restarted app goes on with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+
+class CalibrationState(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """One calibration. Times are unix milliseconds.
+
+    out: the file that it writes, in the folder of profiles. source: the model, as the command takes it.
+    options: the command's options by name. message: why it failed, "" if it did not.
+    done, total: samples; total is 0 until the model is loaded.
+    remaining_seconds: by the samples that this run has read, None before the first.
+    """
+
+    out: str
+    model: str
+    source: str
+    options: dict[str, Any]
+    user_id: str
+    started: int
+    state: CalibrationState = CalibrationState.RUNNING
+    ended: int | None = None
+    done: int = 0
+    total: int = 0
+    message: str = ""
+    remaining_seconds: float | None = field(default=None)
+
+    @property
+    def running(self) -> bool:
+        return self.state is CalibrationState.RUNNING
+
+    def words(self, folder: Path) -> list[str]:
+        """The options of `tangram calibrate`."""
+        words = ["--model", self.source, "--out", str(folder / self.out), "--progress", "json"]
+        for name, value in self.options.items():
+            words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        return words
+
+    def save(self, path: Path) -> None:
+        """Write it whole or not at all."""
+        fresh = path.with_suffix(".new")
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """What was saved; None if nothing was, or nothing that can be read."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            found = cls(**data)
+            return replace(found, state=CalibrationState(found.state), remaining_seconds=None)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            log.warning("%s cannot be read: the last calibration is forgotten", path)
+            return None

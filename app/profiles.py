@@ -1,0 +1,244 @@
+"""The profiles of this installation and of the release: looking at them, choosing one, throwing one away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from app.engine_settings import AUTO, NONE, EngineSettings
+from app.errors import AlreadyRunning, AppError, BadRequest, EngineStartFailed, Missing
+from app.settings import Settings
+from app.supervisor import EngineSupervisor
+from db.store import Store
+from tangram.errors import ProfileError, TangramError
+from tangram.profile_summary import advice, compare, describe
+from tangram.shipped import INDEX, folder
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.json")
+RECORD = "calibration.json"
+PATIENCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class ProfileEntry:
+    """A profile's file. `problem`: why it cannot be used, "" if it can. `about`: see `describe`."""
+
+    name: str
+    path: Path
+    shipped: bool
+    about: dict[str, Any]
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A change of profile. `outcome` is None while it runs, then "applied" or "failed"."""
+
+    profile: str
+    began: float
+    outcome: str | None = None
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, or until the end."""
+        return self.seconds if self.outcome else time.monotonic() - self.began
+
+
+class Profiles:
+    """One per process. Changes of the engine run one at a time, as tasks of the app."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        supervisor: EngineSupervisor,
+        engine_settings: EngineSettings,
+        store: Store,
+        shipped: Path | None = None,
+    ) -> None:
+        self.folder = settings.profiles_dir
+        self.on_change: Callable[[], None] = lambda: None
+        self._shipped = shipped or folder()
+        self._supervisor = supervisor
+        self._engine_settings = engine_settings
+        self._store = store
+        self._known: dict[Path, tuple[int, ProfileEntry]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.activation: Activation | None = None
+
+    # ---- looking -----------------------------------------------------------------------------
+
+    async def every(self) -> list[ProfileEntry]:
+        """Own ones, latest first, then the release's."""
+        return await asyncio.to_thread(self._list)
+
+    async def entry(self, name: str) -> ProfileEntry:
+        """The profile of that name. Raises Missing."""
+        for entry in await self.every():
+            if entry.name == name:
+                return entry
+        raise Missing("There is no profile of that name.")
+
+    async def in_force(self) -> str | None:
+        """The file by which the running engine's heads have their budgets; None for none, or no engine."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                config = (await self._supervisor.client.memory())["config"]
+        except (AppError, TangramError, TimeoutError, KeyError):
+            return None
+        found = None if config.get("scope") == "uniform" else config.get("profile")
+        return None if found in (None, AUTO) else str(found)
+
+    async def chosen(self) -> str:
+        """What the next engine is started with: the name of a profile, `auto` or `none`."""
+        return Path(await self._engine_settings.profile()).name
+
+    async def before(self) -> str | None:
+        """The name of the choice before; None if there was none."""
+        before = await self._engine_settings.profile_before()
+        return None if before is None else Path(before).name
+
+    async def compare(self, first: str, second: str, retention: float, alpha: float) -> dict[str, Any]:
+        """How two profiles' budgets differ. Raises Missing, BadRequest."""
+        if not 0 < retention <= 1:
+            raise BadRequest("retention must be above 0 and at most 1.", param="retention")
+        if not 0 <= alpha <= 10:
+            raise BadRequest("alpha must be from 0 to 10.", param="alpha")
+        one, other = (await self.entry(first)).path, (await self.entry(second)).path
+        try:
+            return await asyncio.to_thread(compare, one, other, retention, alpha)
+        except ProfileError as error:
+            raise BadRequest(f"{error}.") from error
+
+    async def advice(self, name: str) -> dict[str, Any]:
+        """Coverage and cost of safety margins by a profile's samples. Raises Missing, BadRequest."""
+        entry = await self.entry(name)
+        try:
+            return await asyncio.to_thread(advice, entry.path)
+        except ProfileError as error:
+            raise BadRequest(f"{error}.") from error
+
+    # ---- doing -------------------------------------------------------------------------------
+
+    async def activate(self, user_id: str, choice: str) -> Activation:
+        """Begin to restart the engine with a profile: a name, `auto` or `none`.
+
+        It goes back by itself when the engine does not come up. Raises Missing, BadRequest for a profile of
+        another model, AlreadyRunning while another change runs.
+        """
+        self._refuse_while_running()
+        if choice in (AUTO, NONE):
+            return self._begin(user_id, choice, choice)
+        entry = await self.entry(choice)
+        self._check(entry)
+        return self._begin(user_id, choice, str(entry.path))
+
+    async def go_back(self, user_id: str) -> Activation:
+        """Begin to restart the engine with the choice before. Raises BadRequest, AlreadyRunning."""
+        self._refuse_while_running()
+        before = await self._engine_settings.profile_before()
+        if before is None:
+            raise BadRequest("No other profile was in use before.")
+        if before not in (AUTO, NONE) and not await asyncio.to_thread(Path(before).is_file):
+            raise BadRequest(
+                f"The profile that was in use before, {Path(before).name}, is not there any more."
+            )
+        return self._begin(user_id, Path(before).name, before)
+
+    async def discard(self, user_id: str, name: str) -> None:
+        """Delete one's own profile. Raises Missing, BadRequest for one of the release or in use."""
+        entry = await self.entry(name)
+        if entry.shipped:
+            raise BadRequest("Profiles of the release cannot be deleted.")
+        if str(entry.path) in (await self.in_force(), await self._engine_settings.profile()):
+            raise BadRequest("This profile is in use. Choose another one first.")
+        await asyncio.to_thread(entry.path.unlink, missing_ok=True)
+        await self._store.add_audit(user_id, "profile.discard", {"profile": name, **_kept(entry)}, None)
+
+    async def wait(self, seconds: float | None = None) -> Activation | None:
+        """The change after at most `seconds`, or as soon as it has ended."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=seconds)
+        return self.activation
+
+    async def close(self) -> None:
+        """Cancel a change in progress; the app is shutting down."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    def _refuse_while_running(self) -> None:
+        if self._task is not None and not self._task.done():
+            raise AlreadyRunning("Another profile is being applied. Wait until it is done.")
+
+    def _check(self, entry: ProfileEntry) -> None:
+        if entry.problem:
+            raise BadRequest(f"{entry.problem}.")
+        geometry = self._supervisor.geometry
+        size = (entry.about["layers"], entry.about["kv_heads"])
+        if geometry is not None and size != (geometry.layers, geometry.kv_heads):
+            raise BadRequest(
+                f"This profile is for another model: it has {size[0]} layers x {size[1]} KV heads, the "
+                f"served one has {geometry.layers} x {geometry.kv_heads}."
+            )
+
+    def _begin(self, user_id: str, name: str, value: str) -> Activation:
+        started = self.activation = Activation(name, time.monotonic())
+        self._task = asyncio.create_task(self._apply(user_id, started, value), name="change profile")
+        return started
+
+    async def _apply(self, user_id: str, started: Activation, value: str) -> None:
+        outcome, message = "applied", "The engine is ready with this profile."
+        try:
+            await self._engine_settings.use_profile(user_id, value)
+        except EngineStartFailed as error:
+            outcome, message = "failed", error.message
+        except Exception as error:
+            log.exception("changing the profile failed")
+            outcome, message = "failed", f"The change could not be completed and is not stored: {error}"
+        self.activation = replace(started, outcome=outcome, message=message, seconds=started.elapsed)
+        self.on_change()
+
+    def _list(self) -> list[ProfileEntry]:
+        own = self._entries(self.folder, RECORD, shipped=False)
+        own.sort(key=lambda entry: (entry.about.get("created", ""), entry.name), reverse=True)
+        names = {entry.name for entry in own}
+        theirs = self._entries(self._shipped, INDEX, shipped=True)
+        return own + [entry for entry in theirs if entry.name not in names]
+
+    def _entries(self, where: Path, other: str, *, shipped: bool) -> list[ProfileEntry]:
+        if not where.is_dir():
+            return []
+        paths = [path for path in sorted(where.glob("*.json")) if path.name != other]
+        return [self._read(path, shipped) for path in paths if _NAME.fullmatch(path.name)]
+
+    def _read(self, path: Path, shipped: bool) -> ProfileEntry:
+        """Files are read again only when they have changed: a list is asked for every few seconds."""
+        changed = path.stat().st_mtime_ns
+        known = self._known.get(path)
+        if known is not None and known[0] == changed:
+            return known[1]
+        try:
+            entry = ProfileEntry(path.name, path, shipped, describe(path))
+        except ProfileError as error:
+            problem = str(error).replace(str(path), path.name)
+            entry = ProfileEntry(path.name, path, shipped, {}, problem)
+        self._known[path] = (changed, entry)
+        return entry
+
+
+def _kept(entry: ProfileEntry) -> dict[str, Any]:
+    """What the trail of changes remembers of a profile that is gone."""
+    return {name: entry.about.get(name) for name in ("model", "created", "samples", "settings")}

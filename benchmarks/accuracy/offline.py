@@ -1,0 +1,120 @@
+"""Conditions that run one sample at a time in transformers: the replay of our cache, and kvpress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import peer, replay
+from benchmarks.accuracy.answers import Answered, Read
+from benchmarks.accuracy.chat import Conversation, Template
+from benchmarks.accuracy.engine import settings
+from benchmarks.accuracy.loss import LossSample
+from tangram.geometry import Geometry
+from tangram.identity import ModelIdentity
+from tangram.profile import ModelShape, build_geometry
+from tangram.profile_file import DEFAULT_FLOOR
+
+Decode = Callable[[list[int]], str]
+
+
+def shape_of(identity: ModelIdentity) -> ModelShape:
+    """What the cache's arithmetic must know of the model."""
+    return ModelShape(
+        name=identity.name,
+        layers=identity.layers,
+        kv_heads=identity.kv_heads,
+        head_size=identity.head_size,
+        itemsize=identity.itemsize,
+        dtype=identity.dtype,
+        max_model_len=identity.max_model_len,
+        config_hash=identity.config_hash,
+        weights_hash=identity.weights_hash,
+    )
+
+
+class Replayed:
+    """Our cache, offline. The last turn of a conversation is asked, behind the turns before."""
+
+    def __init__(self, job: dict[str, Any], template: Template, decode: Decode) -> None:
+        self.template, self.decode = template, decode
+        self.config = settings(job["condition"], job["profiles"], Path(job["folder"]))
+        self.reader, self.head = replay.load(job["model"], job["device"], job["dtype"])
+        self.geometry = build_geometry(self.config, shape_of(self.reader.identity))
+        self.dynamic = job["condition"]["budgets"] == "dynamic"
+
+    def new(self, capacity: int) -> replay.Replay:
+        """An empty cache for so many tokens."""
+        return replay.Replay(
+            self.reader, self.head, self.config, self.geometry, capacity, self.dynamic, DEFAULT_FLOOR
+        )
+
+    def converse(self, conversations: Sequence[Conversation]) -> list[list[Answered]]:
+        """See :class:`benchmarks.accuracy.worker.Answerer`."""
+        return [[self._ask(one)] for one in conversations]
+
+    def _ask(self, one: Conversation) -> Answered:
+        last = len(one.turns) - 1
+        prompt, question = one.prompt(self.template, last), one.turns[last].question
+        if question is None:
+            raise ValueError(f"the last turn of {one} asks nothing")
+        cache = self.new(len(prompt) + question.max_tokens)
+        said = cache.answer(prompt, self.template.stops, question.max_tokens)
+        return Answered(last + 1, self.decode(said), len(prompt), 0)
+
+    def losses(self, samples: Sequence[LossSample]) -> list[Read]:
+        """See :class:`benchmarks.accuracy.worker.Answerer`."""
+        return [Read(self.new(len(one.tokens)).loss(one.tokens, one.first)) for one in samples]
+
+    def kept(self, tokens: int) -> float:
+        """Dynamic budgets keep the asked share of each sealed chunk, save for rounding."""
+        if self.dynamic:
+            return share_kept(self.geometry, self.config.retention, tokens)
+        return self.geometry.kept_fraction(tokens)
+
+
+class Peer:
+    """kvpress. What our cache has sealed at the question is its context, the rest follows uncompressed."""
+
+    def __init__(self, job: dict[str, Any], template: Template, decode: Decode) -> None:
+        from tangram.config import TangramConfig
+
+        self.template, self.decode = template, decode
+        self.retention, self.name = job["condition"]["retention"], job["condition"]["scorer"]
+        self.model = peer.load(job["model"], job["device"], job["dtype"])
+        self.geometry = TangramConfig()
+
+    def sealed_tokens(self, tokens: int) -> int:
+        """Tokens that our cache has sealed of so many."""
+        return max(0, tokens - self.geometry.window) // self.geometry.chunk * self.geometry.chunk
+
+    def converse(self, conversations: Sequence[Conversation]) -> list[list[Answered]]:
+        """See :class:`benchmarks.accuracy.worker.Answerer`."""
+        return [[self._ask(one)] for one in conversations]
+
+    def _ask(self, one: Conversation) -> Answered:
+        last = len(one.turns) - 1
+        prompt, question = one.prompt(self.template, last), one.turns[last].question
+        if question is None:
+            raise ValueError(f"the last turn of {one} asks nothing")
+        sealed = self.sealed_tokens(len(prompt))
+        press = peer.press_of(self.name, 1.0 - self.retention)
+        pressed = peer.Pressed(self.model, press, prompt[:sealed])
+        said = pressed.answer(prompt[sealed:], self.template.stops, question.max_tokens)
+        return Answered(last + 1, self.decode(said), len(prompt), 0)
+
+    def losses(self, samples: Sequence[LossSample]) -> list[Read]:
+        """kvpress compresses once, in front of a question: no loss behind a growing history."""
+        raise ValueError("kvpress is asked questions only")
+
+    def kept(self, tokens: int) -> float:
+        """The asked share of what is sealed, and all else."""
+        sealed = self.sealed_tokens(tokens)
+        return (sealed * self.retention + tokens - sealed) / tokens
+
+
+def share_kept(geometry: Geometry, retention: float, tokens: int) -> float:
+    """Of a history whose sealed chunks keep exactly that share."""
+    sealed = geometry.sealed(tokens) * geometry.chunk
+    return (sealed * retention + tokens - sealed) / tokens

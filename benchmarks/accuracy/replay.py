@@ -1,0 +1,224 @@
+"""The engine's cache offline, in transformers, for budgets that no engine can be started with.
+
+All keys and values stay; which of them a KV head still has is a mask, updated at the same lengths and by
+the same scorers as in the engine (:mod:`tangram.sealing`): so a query sees the kept tokens of the sealed
+chunks and all later ones. With static budgets it gives the engine's tokens
+(tests/benchmarks/test_accuracy_replay.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import torch
+from torch.nn.functional import log_softmax, scaled_dot_product_attention
+
+from tangram.calibration.model import Reader, branch
+from tangram.calibration.oracle import LastQueries, chunk_of
+from tangram.config import TangramConfig
+from tangram.geometry import Geometry
+from tangram.rotary import find_rotary
+from tangram.scorers import Need, get_scorer
+
+NAME = "tangram_replayed"
+_current: Replay | None = None
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention to what the replay in charge has kept, as transformers calls it (see
+    :func:`tangram.calibration.attention.attend` for the shapes)."""
+    if _current is None or sliding_window is not None or softcap is not None or s_aux is not None:
+        raise RuntimeError("a replay attends within its own steps, and in layers that see everything only")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer, (_, query_heads, queries, _), keys = int(module.layer_idx), query.shape, key.shape[2]
+    _current.watcher.see_queries(layer, query[0], scale, key.shape[1])
+    group = query_heads // key.shape[1]
+    kept = _current.kept[layer][:, None, :keys]
+    if queries > 1:
+        at = torch.arange(keys - queries, keys, device=query.device)[:, None]
+        kept = kept & (torch.arange(keys, device=query.device) <= at)
+    visible = kept.repeat_interleave(group, dim=0)[None]
+    keys_of, values_of = (part.repeat_interleave(group, dim=1) for part in (key, value))
+    out = scaled_dot_product_attention(query, keys_of, values_of, attn_mask=visible, scale=scale)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def load(model: str, device: str, dtype: str) -> tuple[Reader, Any]:
+    """The model with this attention, and its output layer.
+
+    Raises:
+        TangramError: it cannot be found or calibrated, so it cannot be replayed either.
+    """
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
+    from tangram.calibration import model as calibrated
+
+    AttentionInterface.register(NAME, attend)
+    reader = calibrated.load(model, device, dtype)
+    whole = AutoModelForCausalLM.from_pretrained(
+        model, dtype=next(reader.decoder.parameters()).dtype, attn_implementation=NAME
+    )
+    whole = whole.to(reader.device).eval()
+    return dataclasses.replace(reader, decoder=whole.get_decoder()), whole.get_output_embeddings()
+
+
+class Replay:
+    """One conversation's cache.
+
+    Args:
+        head: the model's output layer.
+        geometry: says when chunks are sealed and, unless ``dynamic``, what each head keeps.
+        dynamic: each chunk's budgets are found by its own scores: the best of all heads are taken together.
+        floor: the share that each head keeps of a chunk even so.
+
+    Attributes:
+        kept: bool [layers, kv_heads, capacity].
+        length: tokens in the cache.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        head: Any,
+        config: TangramConfig,
+        geometry: Geometry,
+        capacity: int,
+        dynamic: bool = False,
+        floor: float = 0.05,
+    ) -> None:
+        self.reader, self.head, self.config, self.geometry = reader, head, config, geometry
+        self.dynamic, self.floor = dynamic, floor
+        self.scorer = get_scorer(config.scorer)
+        self.length = 0
+        self.cache = reader.new_cache()
+        self.kept = torch.ones(
+            geometry.layers, geometry.kv_heads, capacity, dtype=torch.bool, device=reader.device
+        )
+        self.watcher = LastQueries(reader.kinds.full, config.query_window)
+        self.rotary = None
+        if Need.ROTARY in self.scorer.needs:
+            identity = reader.identity
+            sizes = (identity.layers, identity.head_size, identity.max_model_len)
+            self.rotary = find_rotary(reader.text_config, *sizes, reader.device)
+        keep = [[geometry.keep[tier] for tier in row] for row in geometry.head_tier]
+        self._keep = torch.tensor(keep, device=reader.device)
+
+    def copy(self) -> Replay:
+        """One that goes on from here and leaves this as it is."""
+        other = copy(self)
+        other.cache, other.kept, other.watcher = branch(self.cache), self.kept.clone(), copy(self.watcher)
+        other.watcher.queries = dict(self.watcher.queries)
+        return other
+
+    def feed(self, tokens: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Read tokens, in steps that end where a chunk is sealed. Yields the states behind each step,
+        [tokens of the step, hidden_size]."""
+        start = 0
+        while start < len(tokens):
+            step = tokens[start : start + self.geometry.next_boundary(self.length) - self.length]
+            ids = torch.tensor([list(step)], dtype=torch.long, device=self.reader.device)
+            with torch.inference_mode(), _in_charge(self):
+                out = self.reader.decoder(input_ids=ids, past_key_values=self.cache, use_cache=True)
+            self.length += len(step)
+            start += len(step)
+            chunk = self.geometry.sealing(self.length)
+            if chunk is not None:
+                self._seal(chunk)
+            yield out.last_hidden_state[0]
+
+    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Read tokens; the state behind the last one, [1, hidden_size]."""
+        if not tokens:
+            raise ValueError("there are no tokens to read")
+        *_, last = self.feed(tokens)
+        return last[-1:]
+
+    def answer(self, prompt: Sequence[int], stops: Sequence[int], most: int) -> list[int]:
+        """The greedy continuation behind ``prompt``, without the token that ends it."""
+        said: list[int] = []
+        state = self.read(prompt)
+        while True:
+            with torch.inference_mode():
+                token = int(self.head(state)[0].argmax())
+            if token in stops:
+                return said
+            said.append(token)
+            if len(said) == most:
+                return said
+            state = self.read([token])
+
+    def loss(self, tokens: Sequence[int], first: int) -> float:
+        """Mean loss of ``tokens[first:]`` behind those before, nats a token."""
+        targets = torch.tensor(list(tokens), device=self.reader.device)
+        total, at = 0.0, 0
+        for states in self.feed(tokens):
+            # The state at position p tells the token at p + 1.
+            begin, end = max(at, first - 1), min(at + len(states), len(tokens) - 1)
+            if begin < end:
+                with torch.inference_mode():
+                    logits = self.head(states[begin - at : end - at]).float()
+                    chosen = log_softmax(logits, dim=-1).gather(1, targets[begin + 1 : end + 1, None])
+                total -= float(chosen.sum())
+            at += len(states)
+        return total / (len(tokens) - first)
+
+    def _seal(self, chunk: int) -> None:
+        size = self.geometry.chunk
+        start = chunk * size
+        if not self.dynamic and bool((self._keep == size).all()):
+            return
+        scores = self._scores(start)
+        sink = max(0, min(size, self.config.sink - start))
+        scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        scores[..., :sink] = torch.inf
+        ranks = scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        if self.dynamic:
+            scores[ranks < round(self.floor * size)] = torch.inf
+            flat = scores.flatten()
+            best = flat.argsort(descending=True, stable=True)[: round(self.config.retention * len(flat))]
+            keep = torch.zeros_like(flat, dtype=torch.bool)
+            keep[best] = True
+            kept = keep.view_as(scores)
+        else:
+            kept = ranks < self._keep[..., None]
+        self.kept[:, :, start : start + size] = kept
+
+    def _scores(self, start: int) -> torch.Tensor:
+        """float32 [layers, kv_heads, chunk]."""
+        rows = range(len(self.reader.kinds.full))
+        scores = torch.stack(
+            [
+                self.scorer(
+                    chunk_of(self.reader, self.cache, self.watcher, row, start, self.config, self.rotary)
+                )
+                for row in rows
+            ]
+        )
+        return (
+            scores.mean(dim=1, keepdim=True).expand_as(scores).clone() if self.scorer.whole_layer else scores
+        )
+
+
+@contextmanager
+def _in_charge(replay: Replay) -> Iterator[None]:
+    global _current
+    before, _current = _current, replay
+    try:
+        yield
+    finally:
+        _current = before

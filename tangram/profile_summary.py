@@ -1,0 +1,111 @@
+"""What the console shows of profile files, as plain data. Light: no torch, no vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tangram.advice import advised_margin, margins, needs_of
+from tangram.calibration.statistics import between_samples, rank_correlation, split_half
+from tangram.errors import ProfileError
+from tangram.profile import Profile, load_profile_file
+from tangram.profile_command import weaknesses
+
+MOST_DIFFERENT = 10
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Where a profile comes from and how well it is founded. Raises ProfileError for one that cannot be used.
+
+    ``model`` and what follows from samples is None of a profile that was written by hand.
+    """
+    profile = load_profile_file(path)
+    found: dict[str, Any] = {
+        "file": path.name,
+        "layers": len(profile.mean),
+        "kv_heads": len(profile.mean[0]),
+        "model": None,
+        "notes": ["it names no model, so no engine can tell whether it is for another one"],
+    }
+    known = profile.calibration
+    if known is None:
+        return found
+    needs = needs_of(known)
+    pairs = between_samples(needs)
+    return found | {
+        "model": known.model.name,
+        "config_hash": known.model.config_hash,
+        "weights_hash": known.model.weights_hash,
+        "created": known.created,
+        "tool": known.tool,
+        "samples": known.samples,
+        "settings": known.settings,
+        "retentions": [known.settings["retention"], *(other.retention for other in known.others)],
+        "mean_std": float(np.mean(profile.std)),
+        "halves_agree": split_half(needs),
+        "samples_agree": None if pairs is None else pairs[0],
+        "watches_drift": known.key_needs is not None and known.key_needs.same_score,
+        "notes": weaknesses(profile, known),
+    }
+
+
+def advice(path: Path) -> dict[str, Any]:
+    """Coverage and cost of some margins, and the one advised: ``advised`` is None if none covers enough."""
+    profile = load_profile_file(path)
+    known = profile.calibration
+    if known is None:
+        return {"margins": [], "advised": None}
+    advised = advised_margin(profile, known)
+    return {
+        "margins": [
+            {"alpha": one.alpha, "covered": one.covered, "cost": one.cost} for one in margins(profile, known)
+        ],
+        "advised": advised and advised.alpha,
+    }
+
+
+def compare(first: Path, second: Path, retention: float, alpha: float) -> dict[str, Any]:
+    """How the budgets of two profiles differ at these settings.
+
+    Raises:
+        ProfileError: one cannot be used, or they are of models of different shapes.
+    """
+    a, b = (load_profile_file(path) for path in (first, second))
+    sizes = [(len(one.mean), len(one.mean[0])) for one in (a, b)]
+    if sizes[0] != sizes[1]:
+        raise ProfileError(
+            f"{first.name} has {sizes[0][0]} layers x {sizes[0][1]} KV heads, {second.name} has "
+            f"{sizes[1][0]} x {sizes[1][1]}: they cannot be compared"
+        )
+    ours, theirs = (one.budgets(retention, alpha) for one in (a, b))
+    pairs = [
+        {"layer": layer, "head": head, "first": x, "second": y}
+        for layer, rows in enumerate(zip(ours, theirs, strict=True))
+        for head, (x, y) in enumerate(zip(*rows, strict=True))
+    ]
+    apart = [abs(pair["first"] - pair["second"]) for pair in pairs]
+    largest = sorted(range(len(pairs)), key=lambda place: -apart[place])[:MOST_DIFFERENT]
+    return {
+        "retention": retention,
+        "alpha": alpha,
+        "rank_correlation": rank_correlation(a.at(retention).mean, b.at(retention).mean),
+        "mean_difference": sum(apart) / len(apart),
+        "largest_difference": max(apart),
+        "heads": [pairs[place] for place in largest],
+        "made_differently": _differences(a, b),
+        "first": ours,
+        "second": theirs,
+    }
+
+
+def _differences(a: Profile, b: Profile) -> dict[str, list[Any]]:
+    """What two profiles were made with, where it differs."""
+    if a.calibration is None or b.calibration is None:
+        return {}
+    ours, theirs = (
+        known.settings | {"model": known.model.name, "samples": known.samples, "created": known.created}
+        for known in (a.calibration, b.calibration)
+    )
+    return {name: [ours.get(name), theirs.get(name)] for name in ours if ours.get(name) != theirs.get(name)}

@@ -1,0 +1,169 @@
+"""The tab "Profiles": what it shows, what its form takes, and who may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from admin.errors import TuneError
+from admin.profile_panels import (
+    activation_panel,
+    calibration_panel,
+    comparison_panel,
+    profiles_table,
+    state_notice,
+    title,
+)
+from admin.profiles_tab import buttons, form_options
+from app.calibration import Calibration
+from app.calibration_record import CalibrationRecord, CalibrationState
+from app.profiles import Activation, ProfileEntry
+from tangram.profile import Profile
+from tangram.profile_summary import compare, describe
+from tests.admin.conftest import Bench, Installed
+from tests.admin.support import Person
+from tests.admin.test_page import Viewer, sampled
+from tests.app.test_calibration import FAKE
+from tests.tangram.calibrated import IDENTITY, also_at, key_needs_of, made_profile
+
+RECORD = CalibrationRecord("o.json", "Model <1>", "/m", {}, "u", started=1000, done=3, total=12)
+
+
+def entry_of(path: Path, profile: Profile, shipped: bool = False) -> ProfileEntry:
+    profile.save(path)
+    return ProfileEntry(path.name, path, shipped, describe(path))
+
+
+def test_the_list_says_what_each_profile_is_based_on(tmp_path: Path) -> None:
+    named = made_profile(samples=12, identity=replace(IDENTITY, name="<b>m</b>"))
+    whole = entry_of(tmp_path / "a.json", key_needs_of(also_at(named, 0.5)), shipped=True)
+    hand = entry_of(tmp_path / "hand.json", Profile(named.mean, named.std))
+    bad = ProfileEntry("bad.json", tmp_path / "bad.json", False, {}, "profile bad.json is <damaged>")
+    text = profiles_table([whole, hand, bad], str(whole.path))
+    assert "&lt;b&gt;m&lt;/b&gt;, 2026-01-01 00:00" in text
+    assert "12 texts of 2,048 tokens (builtin), judged by kvzip at 25% and 50%" in text
+    assert "no reference for drift" not in text
+    assert text.count("in use") == text.count("shipped") == 1
+    assert "written by hand" in text
+    assert "is &lt;damaged&gt;" in text
+    assert (title(hand), title(bad)) == ("hand.json", "bad.json")
+    bare = entry_of(tmp_path / "bare.json", named)
+    assert "no reference for drift" in profiles_table([bare], None)
+    assert "Calibrate one" in profiles_table([], None)
+
+
+def test_an_engine_without_a_profile_is_noticed() -> None:
+    assert "all heads keep the same" in state_notice(None, ready=True)
+    assert state_notice("p.json", ready=True) == state_notice(None, ready=False) == ""
+
+
+def test_how_a_calibration_goes_and_ends() -> None:
+    assert calibration_panel(None) == ""
+    assert "loading the model" in calibration_panel(replace(RECORD, done=0, total=0))
+    going = calibration_panel(replace(RECORD, remaining_seconds=95.0))
+    assert "Calibrating Model &lt;1&gt;: 3 of 12 texts, about 1 min 35 s left" in going
+    assert 'aria-valuenow="25"' in going
+    cancelled = replace(RECORD, state=CalibrationState.CANCELLED)
+    assert "Cancelled at 3 of 12 texts" in calibration_panel(cancelled)
+    failed = replace(RECORD, state=CalibrationState.FAILED, message="no <memory>")
+    assert "failed. no &lt;memory&gt;" in calibration_panel(failed)
+    done = replace(RECORD, state=CalibrationState.DONE, ended=62_000)
+    assert "on 3 texts in 1 min 1 s: o.json" in calibration_panel(done)
+
+    def shown(record: CalibrationRecord | None) -> list[bool]:
+        return [update["visible"] for update in buttons(record)]
+
+    assert shown(None) == shown(done) == [True, False, False, False]
+    assert shown(RECORD) == [False, True, False, False]
+    assert shown(cancelled) == shown(failed) == [True, False, True, True]
+
+
+def test_how_a_change_of_profile_goes_and_ends() -> None:
+    assert activation_panel(None, "") == ""
+    assert "so far: loading the model" in activation_panel(Activation("p", 0.0), "loading the model")
+    ended = Activation("p", 0.0, "failed", "It went back.", 7.0)
+    assert "It went back. (7 s)" in activation_panel(ended, "")
+
+
+def test_a_comparison_in_words_and_tables(tmp_path: Path) -> None:
+    made_profile().save(tmp_path / "a.json")
+    made_profile(samples=9, seed=1).save(tmp_path / "b.json")
+    text = comparison_panel("chosen", "other", compare(tmp_path / "a.json", tmp_path / "b.json", 0.25, 1.0))
+    assert "At retention <b>25%</b>" in text
+    assert text.count("KV head") == 5
+    assert "<td>Texts read</td><td class=num>8</td><td class=num>9</td>" in text
+
+
+def test_the_form_s_values() -> None:
+    assert form_options(50, 2048, " 50, 12.5% ", "kvzip", 1.5, "builtin") == {
+        "samples": 50,
+        "length": 2048,
+        "retention": [0.5, 0.125],
+        "oracle": "kvzip",
+        "alpha": 1.5,
+        "data": "builtin",
+    }
+    for values, says in (
+        ((0, 2048, "50", "kvzip", 1, "builtin"), "Texts must be a whole number"),
+        ((5, 0.5, "50", "kvzip", 1, "builtin"), "Tokens must be a whole number"),
+        ((5, 2048, "half", "kvzip", 1, "builtin"), "Retention must be percents"),
+        ((5, 2048, "50", "kvzip", None, "builtin"), "Safety margin must be a number"),
+    ):
+        with pytest.raises(TuneError, match=says):
+            form_options(*values)
+
+
+async def press(viewer: Viewer, number: int, *values: Any) -> httpx.Response:
+    return await viewer.http.post(
+        "/admin/gradio_api/run/predict",
+        json={"fn_index": number, "data": list(values), "session_hash": "s"},
+        headers={"origin": "http://localhost"},
+    )
+
+
+def clicks(viewer: Viewer, name: str) -> int:
+    """The event of a click on that button."""
+    part = viewer.parts[name]
+    return next(event["id"] for event in viewer.events if [part, "click"] in event["targets"])
+
+
+async def test_a_calibration_from_the_page(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_profile(identity=replace(IDENTITY, layers=30, kv_heads=3)).save(tmp_path / "made.json")
+    words = (sys.executable, str(FAKE), "quick", str(tmp_path / "made.json"))
+    monkeypatch.setattr(Calibration, "command", words)
+    await sampled(installed)
+    async with installed.client("ann", is_admin=True) as http:
+        viewer = await Viewer.open(http)
+        start = clicks(viewer, "calibration-start")
+        refused = await press(viewer, start, 5, 2048, "none", "kvzip", 1, "builtin")
+        assert "Retention must be percents" in refused.text
+        begun = await press(viewer, start, 2, 2048, "50, 25", "kvzip", 1, "builtin")
+        assert "Calibrating" in begun.text
+        record = await installed.services.calibration.wait()
+        assert record is not None
+        assert record.state is CalibrationState.DONE
+        shown = await viewer.send(viewer.event("profile-table", "calibration-progress"), -1, "Budget")
+        assert "Calibrated fake on 2 texts" in shown["calibration-progress"]
+        assert "8 texts of 2,048 tokens" in shown["profile-table"]
+        assert "No profile is in use" in shown["profile-state"]
+        (entry,) = [one for one in await installed.services.profiles.every() if not one.shipped]
+        assert entry.name == record.out
+
+
+async def test_handlers_refuse_somebody_whose_rights_were_withdrawn(bench: Bench) -> None:
+    async with bench.client() as http:
+        viewer = await Viewer.open(http)
+        bench.person = Person("2", False)
+        answers = await asyncio.gather(
+            *(press(viewer, clicks(viewer, name)) for name in ("calibration-start", "calibration-cancel"))
+        )
+        assert {answer.status_code for answer in answers} == {403}
+        assert bench.console.calibration.record is None
