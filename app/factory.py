@@ -17,7 +17,7 @@ from app.managed_engine import ManagedEngine
 from app.metrics import Metrics
 from app.middleware import Identify, LimitBody, Observe, OriginGuard
 from app.remote_engine import RemoteEngine
-from app.routes import api, auth, failures, health, metrics, openai, replies
+from app.routes import api, auth, failures, health, metrics, openai, replies, transfer
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -82,7 +82,7 @@ def create_app(
     )
     app.state.services = services
     failures.install(app)
-    for module in (health, metrics, auth, openai, replies, api):
+    for module in (health, metrics, auth, openai, replies, transfer, api):
         app.include_router(module.router)
     app.include_router(api.fallback)
     for mount in mounts:
