@@ -1,11 +1,13 @@
-"""From an exception to a sentence above the input."""
+"""Around every handler: who asks, and from an exception to a sentence above the input."""
 
 import functools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from app.errors import AppError
+import gradio as gr
+
+from app.errors import AppError, NotSignedIn
 from app.ui.render import notice
 from db.errors import DbError, NotFound
 from tangram.errors import TangramError
@@ -14,6 +16,19 @@ log = logging.getLogger(__name__)
 
 GONE = "This conversation is not here any more."
 BROKEN = "Something went wrong on the server. Your text is still here; try again."
+
+
+def owner_of(request: gr.Request) -> str:
+    """The id of the user who asks. Raises NotSignedIn."""
+    if not request.username:
+        raise NotSignedIn
+    return str(request.username)
+
+
+def session_of(request: gr.Request) -> str:
+    """Gradio's name of the open page."""
+    return request.session_hash or ""
+
 
 Handler = Callable[..., Awaitable[dict[Any, Any]]]
 
