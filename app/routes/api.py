@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from app.errors import Missing
 from app.routes.deps import ServicesDep, User
@@ -33,7 +33,7 @@ class ConversationChange(JsonBody):
 
 
 class Rating(JsonBody):
-    rating: Literal[1, -1] | None
+    rating: StrictInt | None
 
 
 class NewKey(JsonBody):

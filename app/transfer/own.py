@@ -43,7 +43,7 @@ def read(item: Item, source: Mapping[str, Any]) -> NewConversation:
         )
         places[own] = number - 1
     leaf = source.get("active_leaf_id")
-    settings = source.get("settings") or {}
+    settings = source.get("settings", {})
     if not isinstance(settings, dict):
         raise item.refuse("“settings” must be a JSON object")
     try:

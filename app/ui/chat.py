@@ -8,8 +8,8 @@ import gradio as gr
 
 from app.services import Services
 from app.ui import brand, shell
-from app.ui.handlers import ChatHandlers
 from app.ui.dialogs import dialogs
+from app.ui.handlers import ChatHandlers
 from app.ui.parts import Parts
 
 _STATIC = Path(__file__).parent / "static"

@@ -17,9 +17,7 @@ def _dialog(name: str, heading: str, body: str, button: str, kind: str = "primar
 
 
 def _number(name: str, label: str, hint: str, attributes: str) -> str:
-    return (
-        f'<label><span>{label}</span><input type="number" name="{name}" placeholder="{hint}" {attributes}></label>'
-    )
+    return f'<label><span>{label}</span><input type="number" name="{name}" placeholder="{hint}" {attributes}></label>'
 
 
 def _settings() -> str:
@@ -34,7 +32,7 @@ def _settings() -> str:
         f'<textarea name="system_prompt" rows="5" maxlength="{MAX_SYSTEM_PROMPT}" '
         'placeholder="How the model should behave in this conversation"></textarea></label>'
         f'<div class="tc-fields">{"".join(fields)}</div>'
-        '<p>For this conversation, from the next reply on. Empty fields leave the choice to the model.</p>'
+        "<p>For this conversation, from the next reply on. Empty fields leave the choice to the model.</p>"
         '<p class="tc-problem" role="alert" hidden></p>'
     )
     return _dialog("settings", "Conversation settings", body, "Save")
@@ -42,7 +40,8 @@ def _settings() -> str:
 
 def _data() -> str:
     links = "".join(
-        f'<a class="tc-button" href="/api/export?format={form}" download>{label}</a>' for form, label in _FORMATS
+        f'<a class="tc-button" href="/api/export?format={form}" download>{label}</a>'
+        for form, label in _FORMATS
     )
     return (
         '<dialog id="tc-data-dialog" aria-labelledby="tc-data-title"><form method="dialog">'
@@ -67,7 +66,7 @@ def _menu() -> str:
         '<button type="button" role="menuitem" data-act="ask_rename">Rename…</button>'
         '<button type="button" role="menuitem" data-act="archive_chat">Archive</button>'
         '<button type="button" role="menuitem" data-act="unarchive_chat">Take out of the archive</button>'
-        f'<hr><span>Export as</span>{exports}<hr>'
+        f"<hr><span>Export as</span>{exports}<hr>"
         '<button type="button" role="menuitem" class="tc-danger" data-act="ask_delete">Delete…</button></div>'
         '<div id="tc-meter-note" popover role="note"></div>'
     )

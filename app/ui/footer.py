@@ -125,4 +125,6 @@ def message_footer(message: MessageView) -> str:
     """The footer of a user's message."""
     own = escape(message.id, quote=True)
     copy = _button("copy", own, icons.COPY, "Copy")
-    return f'<div class="tc-foot tc-foot-user">{versions(message)}<span class="tc-actions">{copy}</span></div>'
+    return (
+        f'<div class="tc-foot tc-foot-user">{versions(message)}<span class="tc-actions">{copy}</span></div>'
+    )

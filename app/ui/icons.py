@@ -27,8 +27,12 @@ GAUGE = _icon('<path d="M4 18a9 9 0 1 1 16 0"/><path d="M12 14l4-5"/>')
 MORE = _icon(
     '<circle cx="5" cy="12" r="1.1"/><circle cx="12" cy="12" r="1.1"/><circle cx="19" cy="12" r="1.1"/>'
 )
-SLIDERS = _icon('<path d="M4 7h9M17 7h3M4 17h3M11 17h9"/><circle cx="15" cy="7" r="2"/><circle cx="9" cy="17" r="2"/>')
-COPY = _icon('<rect x="9" y="9" width="11" height="11" rx="2"/><path d="M15 5.5V5a1 1 0 0 0-1-1H5a1 1 0 0 0-1 1v9a1 1 0 0 0 1 1h.5"/>')
+SLIDERS = _icon(
+    '<path d="M4 7h9M17 7h3M4 17h3M11 17h9"/><circle cx="15" cy="7" r="2"/><circle cx="9" cy="17" r="2"/>'
+)
+COPY = _icon(
+    '<rect x="9" y="9" width="11" height="11" rx="2"/><path d="M15 5.5V5a1 1 0 0 0-1-1H5a1 1 0 0 0-1 1v9a1 1 0 0 0 1 1h.5"/>'
+)
 LIKE = _icon(_THUMB)
 DISLIKE = _icon(f'<g transform="rotate(180 12 12)">{_THUMB}</g>')
 BOX = _icon('<path d="M4 8v12h16V8M3 4h18v4H3zM10 12h4"/>')

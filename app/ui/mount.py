@@ -59,8 +59,10 @@ def head() -> str:
 def css() -> str:
     """The page's style sheet: the colours, then the rules."""
     fonts = f":root{{--tc-font:{brand.FONT};--tc-mono:{brand.MONO};}}"
-    return brand.token_css() + fonts + "\n".join(
-        (_STATIC / name).read_text(encoding="utf-8") for name in ("chat.css", "panels.css")
+    return (
+        brand.token_css()
+        + fonts
+        + "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in ("chat.css", "panels.css"))
     )
 
 

@@ -42,9 +42,7 @@ class Screen:
         put_away = await self._store.list_conversations(
             owner, query=asked, limit=ARCHIVE_LIMIT, archived=True
         )
-        html = conversation_list(
-            items, active, asked or "", archived=put_away, more=len(items) == LIST_LIMIT
-        )
+        html = conversation_list(items, active, asked or "", archived=put_away, more=len(items) == LIST_LIMIT)
         return {self.parts.conversations: html}
 
     def composer(self, live: bool, **changes: Any) -> Update:

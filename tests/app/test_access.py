@@ -27,6 +27,7 @@ BODIES: dict[str, Any] = {
     "/api/conversations/{conversation_id}/messages": {"content": "/say x"},
     "/api/messages/{message_id}/edit": {"content": "/say x"},
     "/api/keys": {"name": "x"},
+    "/api/replies/{reply_id}/rating": {"rating": 1},
     "/v1/chat/completions": {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]},
 }
 

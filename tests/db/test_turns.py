@@ -155,8 +155,8 @@ def copy_to(user_id: str, conversation_id: str, parent_id: str) -> str:
     """A statement that adds a copy of the root message at that place of the tree."""
     return (
         "INSERT INTO messages (seq, id, user_id, conversation_id, parent_id, role, content, token_ids, "
-        f"status, stats, created_at, updated_at) SELECT 99, 'new', {user_id}, {conversation_id}, {parent_id}, "
-        "role, content, token_ids, status, stats, 0, 0 FROM messages WHERE parent_id IS NULL"
+        f"status, stats, created_at, updated_at) SELECT 99, 'new', {user_id}, {conversation_id}, "
+        f"{parent_id}, role, content, token_ids, status, stats, 0, 0 FROM messages WHERE parent_id IS NULL"
     )
 
 
