@@ -32,10 +32,15 @@ class ContextTooLong(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, tokens: int, limit: int) -> None:
+    def __init__(self, tokens: int, limit: int, *, alone: bool = False) -> None:
+        what, advice = (
+            ("This message with the system prompt", "Shorten the message.")
+            if alone
+            else ("This conversation", "Start a new conversation or shorten the message.")
+        )
         super().__init__(
-            f"This conversation would be {tokens} tokens long, and the model reads at most {limit}, "
-            "the reply included. Start a new conversation or shorten the message.",
+            f"{what} would be {tokens} tokens long, and the model reads at most {limit}, "
+            f"the reply included. {advice}",
             param="messages",
         )
         self.tokens = tokens

@@ -51,7 +51,13 @@ def build_services(
         database=database,
         store=store,
         supervisor=supervisor,
-        generation=GenerationService(store, supervisor, counters),
+        generation=GenerationService(
+            store,
+            supervisor,
+            counters,
+            max_reply_tokens=settings.max_reply_tokens,
+            resume_replies=settings.resume_replies,
+        ),
         accounts=Accounts(store, session_days=settings.session_days),
         metrics=counters,
     )
@@ -108,6 +114,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         if count := await services.store.recover_interrupted():
             log.info("%d unfinished replies of the last run are marked as interrupted", count)
+        if count := await services.generation.resume_interrupted():
+            log.info("%d of the interrupted replies go on when the engine is ready", count)
         await services.supervisor.start(await services.store.get_setting(ENGINE_SETTING) or {})
         yield
     finally:

@@ -46,6 +46,12 @@ class Settings(BaseSettings):
     start_timeout: float = Field(default=900.0, gt=0)
     """Seconds that the engine may take to become ready."""
 
+    max_reply_tokens: int = Field(default=4096, ge=1)
+    """Tokens of a reply where neither the request nor the conversation names a number."""
+
+    resume_replies: bool = True
+    """Whether replies that a restart interrupted go on by themselves."""
+
     session_days: int = Field(default=30, ge=1)
 
     trusted_proxies: str = ""

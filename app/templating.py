@@ -122,7 +122,7 @@ class Templating:
 
     def user_segment(self, path: Sequence[MessageView], system_prompt: str, content: str) -> list[int]:
         """Ids of a new user message under `path` (root to the reply it answers; empty: first turn)."""
-        waiting, replied = _split_unanswered(path)
+        waiting, replied = split_unanswered(path)
         user = (*(message.content for message in waiting), content)
         if not replied:
             return self.first_segment(system_prompt, user)
@@ -130,13 +130,23 @@ class Templating:
 
     def history(self, path: Sequence[MessageView], system_prompt: str) -> list[int]:
         """Ids of `path` as they stand before a new user message: what `user_segment` covers is left out."""
-        return self.prompt(_split_unanswered(path)[1], system_prompt)
+        return self.prompt(split_unanswered(path)[1], system_prompt)
 
-    def prompt(self, path: Sequence[MessageView], system_prompt: str) -> list[int]:
-        """Ids of the whole path (root to the user message to answer, whose stored ids are this model's)."""
+    def prompt(self, path: Sequence[MessageView], system_prompt: str, start: int = 0) -> list[int]:
+        """Ids of the whole path: root to the user message to answer, whose stored ids are this model's.
+
+        start: one of `shown_starts(path)`; the turns before it are left out, and the system prompt stands
+            before this one instead.
+        """
         ids: list[int] = []
         for end in _kept(path):
-            ids += self.segment(path[:end], system_prompt, path[end] if end < len(path) else None)
+            if end <= start:
+                continue
+            if start and end == start + 1:
+                _, replied = split_unanswered(path[:start])
+                ids += self.user_segment(path[len(replied) : start], system_prompt, path[start].content)
+            else:
+                ids += self.segment(path[:end], system_prompt, path[end] if end < len(path) else None)
         return ids
 
     def segment(
@@ -154,6 +164,12 @@ class Templating:
             return self.user_segment(path[:-1], system_prompt, message.content)
         ids = self._encode(self._mask(message.content))
         return [*ids, self.turn_end] if message.status == "complete" and self.turn_end is not None else ids
+
+    def unfinished(self, reply: MessageView) -> list[int]:
+        """Ids of a reply that is to go on: as stored, or of its text when another model wrote them."""
+        if reply.token_ids and reply.model in (self.model_name, None):
+            return list(reply.token_ids)
+        return self._encode(self._mask(reply.content))
 
     # ---- text --------------------------------------------------------------------------------
 
@@ -240,7 +256,12 @@ def _kept(path: Sequence[MessageView]) -> Iterable[int]:
         yield index + 1
 
 
-def _split_unanswered(path: Sequence[MessageView]) -> tuple[list[MessageView], Sequence[MessageView]]:
+def shown_starts(path: Sequence[MessageView]) -> list[int]:
+    """Where in a path a prompt may begin: the user messages that are part of it, in order."""
+    return [end - 1 for end in _kept(path) if path[end - 1].role == "user"]
+
+
+def split_unanswered(path: Sequence[MessageView]) -> tuple[list[MessageView], Sequence[MessageView]]:
     """(trailing user messages that got no reply, the path up to the last reply with something in it)."""
     waiting: list[MessageView] = []
     end = len(path)

@@ -109,6 +109,7 @@ class FakeEngine:
     def __init__(self, config: FakeConfig) -> None:
         self.config = config
         self.tokenizer = _tokenizer(config.model)
+        self.start = self.tokenizer.token_to_id("<|im_start|>")
         self.end = self.tokenizer.token_to_id("<|im_end|>")
         self.geometry, self.budget = geometry(config)
         self.running: dict[str, Sequence] = {}
@@ -135,6 +136,10 @@ class FakeEngine:
             ids = self.tokenizer.encode(say[1], add_special_tokens=False).ids
         else:
             ids = self.tokenizer.encode(f"You said: {user[:200]}. {' '.join(LOREM[:20])}.").ids
+        start = len(prompt) - prompt[::-1].index(self.start) if self.start in prompt else len(prompt)
+        written = prompt[start + len(self.tokenizer.encode("assistant\n").ids) :]
+        if written and ids[: len(written)] == written:
+            ids = ids[len(written) :]  # a reply that goes on
         return [*ids, self.end], delay, prefill, "/die" in user, "/fail" in user
 
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:

@@ -1,7 +1,7 @@
 """Sending messages and following replies, as server-sent events.
 
     event: message   {"user": {...}, "reply": {...}}      once, first, when the turn is stored
-    event: queued    the engine has not answered yet
+    event: queued    {"position"}  the engine has not answered yet; its place in the queue or null
     event: snapshot  {"text"}  the whole text so far
     event: delta     {"text"}  more text
     event: done      {"text", "status", "stats", "error"}
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
@@ -81,6 +82,27 @@ async def regenerate(
     body = body or SamplingBody()
     handle = await services.generation.regenerate(user.id, reply.conversation_id, reply_id, body.sampling())
     return await _answer(services, user.id, handle, body.stream)
+
+
+@router.post("/replies/{reply_id}/continue")
+async def continue_reply(
+    reply_id: str, user: User, services: ServicesDep, body: SamplingBody | None = None
+) -> Response:
+    """Let a reply that was cut short go on in its place."""
+    reply = await services.store.get_message(user.id, reply_id)
+    body = body or SamplingBody()
+    handle = await services.generation.continue_reply(
+        user.id, reply.conversation_id, reply_id, body.sampling()
+    )
+    return await _answer(services, user.id, handle, body.stream)
+
+
+@router.get("/conversations/{conversation_id}/context")
+async def context(
+    conversation_id: str, user: User, services: ServicesDep, leaf_id: str | None = None
+) -> dict[str, Any]:
+    """How full the model's context is, for the branch that ends in `leaf_id` (default: the active one)."""
+    return asdict(await services.generation.context(user.id, conversation_id, leaf_id))
 
 
 @router.get("/replies/{reply_id}")

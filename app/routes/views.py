@@ -45,6 +45,8 @@ def message_json(message: MessageView) -> dict[str, Any]:
 
 def event_json(event: Event) -> dict[str, Any]:
     body: dict[str, Any] = {"text": event.text, "status": event.status}
+    if event.kind == "queued":
+        body["position"] = event.position
     if event.kind in ("snapshot", "done"):
         body |= {"stats": dict(event.stats), "error": event.error}
     return body

@@ -122,14 +122,17 @@ def settings(tmp_path: Path, engine_url: str, bundled_model_dir: Path) -> Settin
 
 
 @contextlib.asynccontextmanager
-async def running_product(settings: Settings, services: Services | None = None) -> AsyncIterator[Product]:
+async def running_product(
+    settings: Settings, services: Services | None = None, *, engine: bool = True
+) -> AsyncIterator[Product]:
     services = services or build_services(settings)
     app = create_app(settings, services=services, chat_ui=False)
     async with (
         serving(app) as url,
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http,
     ):
-        await services.supervisor.wait_ready()
+        if engine:
+            await services.supervisor.wait_ready()
         user = await services.store.user_by_name(NAME) or await services.store.create_first_user(
             NAME, _hash()
         )
