@@ -52,7 +52,7 @@ class ConversationView:
     created_at: int
     updated_at: int
     deleted_at: int | None
-    archived_at: int | None
+    archived_at: int | None = None
 
     @property
     def cursor(self) -> str:
@@ -83,9 +83,9 @@ class MessageView:
     model: str | None
     created_at: int
     updated_at: int
-    rating: int | None
     sibling_index: int
     sibling_count: int
+    rating: int | None = None
 
     @property
     def is_final(self) -> bool:

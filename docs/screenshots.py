@@ -151,7 +151,7 @@ class Album:
         self.keep(page, "streaming")
         page.stop()
         page.settled()
-        page.page.locator(".tc-again").last.click()
+        page.page.get_by_label("Regenerate").last.click()
         expect(page.footers.last).to_contain_text("2/2")
         expect(page.replies.last).to_have_text(re.compile(r"lorem(\s\w+){15}"))
         page.stop()

@@ -17,7 +17,8 @@ def _dialog(name: str, heading: str, body: str, button: str, kind: str = "primar
 
 
 def _number(name: str, label: str, hint: str, attributes: str) -> str:
-    return f'<label><span>{label}</span><input type="number" name="{name}" placeholder="{hint}" {attributes}></label>'
+    field = f'<input type="number" name="{name}" placeholder="{hint}" {attributes}>'
+    return f"<label><span>{label}</span>{field}</label>"
 
 
 def _settings() -> str:

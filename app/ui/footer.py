@@ -93,8 +93,9 @@ def _rating(message: MessageView, own: str) -> str:
 
 def _actions(message: MessageView, last: bool) -> str:
     own = escape(message.id, quote=True)
-    actions = _button("copy", own, icons.COPY, "Copy") if message.content else ""
-    actions += _rating(message, own)
+    actions = ""
+    if message.content:
+        actions = _button("copy", own, icons.COPY, "Copy") + _rating(message, own)
     actions += _button("regenerate_reply", own, icons.AGAIN, "Regenerate")
     if last and can_continue(message):
         actions += (
@@ -124,7 +125,6 @@ def reply_footer(message: MessageView, *, last: bool = True, position: int | Non
 def message_footer(message: MessageView) -> str:
     """The footer of a user's message."""
     own = escape(message.id, quote=True)
-    copy = _button("copy", own, icons.COPY, "Copy")
-    return (
-        f'<div class="tc-foot tc-foot-user">{versions(message)}<span class="tc-actions">{copy}</span></div>'
-    )
+    actions = _button("copy", own, icons.COPY, "Copy") + _button("edit", own, icons.PENCIL, "Edit message")
+    actions = f'<span class="tc-actions">{actions}</span>'
+    return f'<div class="tc-foot tc-foot-user">{actions}{versions(message)}</div>'

@@ -34,12 +34,17 @@ Handler = Callable[..., Awaitable[dict[Any, Any]]]
 
 
 def guarded(handler: Handler) -> Handler:
-    """Turn what a handler raises into a message above the input; the input keeps its text."""
+    """Turn what a handler raises into a message above the input; the input keeps its text.
+
+    The handler's last argument is the request.
+    """
 
     @functools.wraps(handler)
-    async def guarding(self: Any, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    async def guarding(self: Any, *args: Any) -> dict[Any, Any]:
+        session = session_of(args[-1])
+        self.epochs.touch(session)
         try:
-            return await handler(self, *args, **kwargs)
+            return await handler(self, *args)
         except NotFound:
             text = GONE
         except (AppError, DbError, TangramError) as error:
@@ -47,6 +52,8 @@ def guarded(handler: Handler) -> Handler:
         except Exception:
             log.exception("chat page: %s failed", handler.__name__)
             text = BROKEN
+        finally:
+            self.epochs.touch(session)
         return {self.parts.notice: notice(text)}
 
     return cast(Handler, guarding)

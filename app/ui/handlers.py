@@ -63,20 +63,25 @@ class ChatHandlers(MessageHandlers):
         update = self.engine(shown)
         if not conversation_id:
             return update
+        session = session_of(request)
+        before = self.epochs.of(session)
         try:
             owner = owner_of(request)
             conversation = await self.services.store.get_conversation(owner, conversation_id)
             running = self.services.generation.running(owner, conversation_id)
-            followed = self._followers.is_following(session_of(request))
+            followed = self._followers.is_following(session)
             moved = conversation.active_leaf_id not in (leaf, None)
             if followed or not (moved or live or running):
                 return update
             thread = await self.screen.thread(owner, conversation_id, span=spanned(span))
             names = await self.screen.conversations(owner, conversation_id, query) if moved else {}
+            if self.epochs.of(session) != before:
+                return update
             return {**update, **thread, **self.screen.title(conversation), **names}
         except NotFound:
             page = await self.screen.blank(owner, query)
-            return {**update, **page, self.parts.notice: notice(GONE, "warn")}
+            gone = {**page, self.parts.notice: notice(GONE, "warn")}
+            return {**update, **(gone if self.epochs.of(session) == before else {})}
         except (DbError, NotSignedIn):
             return update  # the next tick may know more, and what is shown stays
 

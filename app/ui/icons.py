@@ -16,6 +16,7 @@ _THUMB = (
 
 MENU = _icon('<path d="M4 7h16M4 12h16M4 17h10"/>')
 PLUS = _icon('<path d="M12 5v14M5 12h14"/>')
+PENCIL = _icon('<path d="M4 20h4L19 9l-4-4L4 16z"/><path d="M13 7l4 4"/>')
 CLOSE = _icon('<path d="M6 6l12 12M18 6L6 18"/>')
 LEFT = _icon('<path d="M14 6l-6 6 6 6"/>')
 RIGHT = _icon('<path d="M10 6l6 6-6 6"/>')
@@ -31,7 +32,8 @@ SLIDERS = _icon(
     '<path d="M4 7h9M17 7h3M4 17h3M11 17h9"/><circle cx="15" cy="7" r="2"/><circle cx="9" cy="17" r="2"/>'
 )
 COPY = _icon(
-    '<rect x="9" y="9" width="11" height="11" rx="2"/><path d="M15 5.5V5a1 1 0 0 0-1-1H5a1 1 0 0 0-1 1v9a1 1 0 0 0 1 1h.5"/>'
+    '<rect x="9" y="9" width="11" height="11" rx="2"/>'
+    '<path d="M15 5.5V5a1 1 0 0 0-1-1H5a1 1 0 0 0-1 1v9a1 1 0 0 0 1 1h.5"/>'
 )
 LIKE = _icon(_THUMB)
 DISLIKE = _icon(f'<g transform="rotate(180 12 12)">{_THUMB}</g>')

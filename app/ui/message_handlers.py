@@ -10,6 +10,7 @@ import gradio as gr
 from app.errors import AppError
 from app.events import ReplyHandle
 from app.services import Services
+from app.ui.epochs import Epochs
 from app.ui.following import Followers
 from app.ui.guard import GONE, guarded, owner_of, session_of
 from app.ui.markdown import typed_message
@@ -32,6 +33,7 @@ class MessageHandlers:
         self.services = services
         self.parts = parts
         self.screen = Screen(services, parts)
+        self.epochs = Epochs()
         self._followers = Followers()
 
     @guarded
@@ -141,14 +143,15 @@ class MessageHandlers:
             # A generator that yields nothing would empty every output.
             yield {self.parts.notice: gr.skip()}
             return
-        owner, span = owner_of(request), spanned(rest.partition(":")[0])
-        with self._followers.follow(session_of(request)) as follower:
+        owner, session, span = owner_of(request), session_of(request), spanned(rest.partition(":")[0])
+        with self._followers.follow(session) as follower:
             async with aclosing(self._updates(owner, reply_id, span)) as updates:
                 async for update in updates:
                     if follower.left:
                         # Gradio sends the last update again when a generator ends: let that be an empty one.
                         yield {self.parts.notice: gr.skip()}
                         return
+                    self.epochs.touch(session)
                     with follower.showing():
                         yield update
 

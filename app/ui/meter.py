@@ -24,11 +24,12 @@ def meter(context: ContextMeter | None) -> str:
         lines.append(f"The oldest {context.left_out:,} {was} no longer shown to the model")
     told = escape("\n".join(lines), quote=True)
     label = escape(". ".join(lines), quote=True)
+    filled = f'stroke-dasharray="{max(2, share * 100):.1f} 100"'
     return (
         f'<button type="button" class="tc-meter{kind}" data-act="show_meter" data-text="{told}" '
         f'title="{told}" aria-label="Context: {label}">'
         '<svg viewBox="0 0 20 20" width="18" height="18" aria-hidden="true">'
         '<circle cx="10" cy="10" r="8" pathLength="100"/>'
-        f'<circle cx="10" cy="10" r="8" pathLength="100" stroke-dasharray="{max(2, share * 100):.1f} 100"/></svg>'
+        f'<circle cx="10" cy="10" r="8" pathLength="100" {filled}/></svg>'
         f"<span>{escape(short)}</span></button>"
     )

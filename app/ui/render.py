@@ -12,7 +12,10 @@ from db.views import OPEN_STATUSES, ConversationView, MessageView
 
 UNTITLED = "New conversation"
 
-_EARLIER = '<div class="tc-earlier"><button type="button" data-act="show_earlier">Show earlier messages</button></div>'
+_EARLIER = (
+    '<div class="tc-earlier"><button type="button" data-act="show_earlier">'
+    "Show earlier messages</button></div>"
+)
 
 
 def is_live(status: str) -> bool:

@@ -31,7 +31,8 @@ def _row(item: ConversationView, active: bool) -> str:
         f'<button type="button" class="tc-open" data-act="open_chat" data-id="{own}" title="{shown}"'
         f"{current}>{shown}</button>"
         f'<button type="button" class="tc-icon" data-act="ask_menu" data-id="{own}" data-title="{shown}"'
-        f'{archived} aria-haspopup="menu" title="More" aria-label="More for {shown}">{icons.MORE}</button></li>'
+        f'{archived} aria-haspopup="menu" title="More" aria-label="More for {shown}">'
+        f"{icons.MORE}</button></li>"
     )
 
 

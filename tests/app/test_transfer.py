@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.transfer.importing import understand
 from app.transfer.reading import MAX_FILE
 from tests.app.conftest import Product
 
@@ -95,9 +96,8 @@ async def test_no_title_leads_out_of_the_archive_or_into_the_headers(product: Pr
 
 
 def understood(title: str) -> Any:
-    from app.transfer.importing import understand
-
-    return understand(json.dumps([{"title": title, "conversations": [{"from": "human", "value": "x"}]}]).encode()).conversations  # fmt: skip
+    file = [{"title": title, "conversations": [{"from": "human", "value": "x"}]}]
+    return understand(json.dumps(file).encode()).conversations
 
 
 async def test_an_import_with_a_mistake_changes_nothing(product: Product) -> None:

@@ -20,6 +20,13 @@ function setTheme(dark) {
   document.documentElement.classList.toggle("dark", dark);
 }
 
+// Gradio draws its parts one after another: `then` gets an element once it is there.
+function whenThere(selector, then) {
+  const found = document.querySelector(selector);
+  if (found) then(found);
+  else requestAnimationFrame(() => whenThere(selector, then));
+}
+
 function composer() {
   return document.querySelector("#tc-composer textarea");
 }

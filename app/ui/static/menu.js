@@ -86,7 +86,7 @@ document.addEventListener("click", (event) => {
   const summary = event.target.closest(".tc-archive > summary");
   if (summary) archiveOpen = !summary.parentElement.open;
 });
-new MutationObserver(() => {
-  const archive = document.querySelector(".tc-archive");
+whenThere("#tc-conversations", (list) => new MutationObserver(() => {
+  const archive = list.querySelector(".tc-archive");
   if (archive && archiveOpen !== null && archive.open !== archiveOpen) archive.open = archiveOpen;
-}).observe(document.querySelector("#tc-conversations"), { childList: true, subtree: true });
+}).observe(list, { childList: true, subtree: true }));

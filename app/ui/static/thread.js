@@ -40,6 +40,12 @@ Object.assign(here, {
       say("Copied");
     } catch (error) { say(error.message); }
   },
+  edit(target) {
+    // Gradio's own edit button stands, unseen, between the message and its footer.
+    const buttons = target.closest(".message-row").previousElementSibling;
+    buttons?.querySelector('[aria-label="Edit"]')?.click();
+    setTimeout(() => document.querySelector("#tc-chat textarea.edit-textarea")?.focus(), 50);
+  },
   async rate(target) {
     const on = target.getAttribute("aria-pressed") !== "true";
     const rating = on ? Number(target.dataset.rating) : null;
@@ -62,36 +68,59 @@ function showRatings() {
   }
 }
 
-const chat = document.querySelector("#tc-chat");
-const scroller = () => chat.querySelector(".bubble-wrap");
-let anchored = null;
+const scroller = () => document.querySelector("#tc-chat .bubble-wrap");
+const HOLD_MS = 1500;
+let anchor = null;
 
-// Keep what the reader looks at in its place while messages are put in above it.
+// What the reader looks at: the first footer in sight, by its message's id, and how far down it is. Gradio uses
+// its elements for other messages when some are put in above them, so the element itself would not do.
+function sight(box) {
+  const edge = box.getBoundingClientRect().top;
+  for (const mark of box.querySelectorAll('[data-act="copy"][data-id]')) {
+    const top = mark.getBoundingClientRect().top - edge;
+    if (top > 0) return { id: mark.dataset.id, top };
+  }
+  return null;
+}
+
+// Keep it in its place while messages are put in above it, and take up the room that they need.
 function holdPlace() {
   const box = scroller();
-  if (!box || !anchored) return;
-  if (Date.now() > anchored.until) { anchored = null; return; }
-  const top = box.scrollHeight - anchored.fromEnd;
-  if (box.scrollHeight !== anchored.height && Math.abs(box.scrollTop - top) > 1) box.scrollTop = top;
+  if (!box || !anchor) return;
+  const mark = box.querySelector(`[data-act="copy"][data-id="${CSS.escape(anchor.id)}"]`);
+  if (mark) box.scrollTop += mark.getBoundingClientRect().top - box.getBoundingClientRect().top - anchor.top;
+  if (Date.now() < anchor.until) requestAnimationFrame(holdPlace);
+  else anchor = null;
 }
 
 function askEarlier() {
   const box = scroller();
-  if (anchored || !box?.querySelector(".tc-earlier")) return;
-  anchored = { fromEnd: box.scrollHeight - box.scrollTop, height: box.scrollHeight, until: Date.now() + 3000 };
+  if (anchor || !box?.querySelector(".tc-earlier")) return;
+  anchor = sight(box);
+  if (!anchor) return;
+  anchor.until = Date.now() + HOLD_MS;
   trigger("show_earlier", {});
+  holdPlace();
 }
 here.show_earlier = askEarlier;
 
+function nearTop() {
+  if (scroller()?.scrollTop < 400) askEarlier();
+}
+
 let drawn = 0;
-new MutationObserver(() => {
-  holdPlace();
-  cancelAnimationFrame(drawn);
-  drawn = requestAnimationFrame(() => { holdPlace(); showRatings(); });
-}).observe(chat, { childList: true, subtree: true });
-chat.addEventListener("wheel", (event) => {
-  if (event.deltaY < 0 && scroller()?.scrollTop < 400) askEarlier();
-}, { passive: true });
-chat.addEventListener("touchmove", () => {
-  if (scroller()?.scrollTop < 200) askEarlier();
-}, { passive: true });
+whenThere("#tc-chat", (chat) => {
+  new MutationObserver(() => {
+    cancelAnimationFrame(drawn);
+    drawn = requestAnimationFrame(showRatings);
+  }).observe(chat, { childList: true, subtree: true });
+  // The reader's own moves only: the page scrolls by itself too, and must not page upward by that.
+  chat.addEventListener("wheel", (event) => {
+    if (event.deltaY < 0) nearTop();
+    else anchor = null;
+  }, { passive: true });
+  chat.addEventListener("touchmove", nearTop, { passive: true });
+  chat.addEventListener("keydown", (event) => {
+    if (["PageUp", "Home", "ArrowUp"].includes(event.key)) nearTop();
+  });
+});
