@@ -120,8 +120,8 @@ class MessageHandlers:
 
     @guarded
     async def show_earlier(self, conversation_id: str, leaf: str, span: str, request: gr.Request) -> Update:
-        """A step upward in a long thread."""
-        longer = spanned(span) + PAGE
+        """A step upward in a long thread. Steps grow, so that few lead to the top."""
+        longer = spanned(span) + max(PAGE, spanned(span) // 2)
         path = await self.services.store.path(owner_of(request), conversation_id, leaf, limit=longer)
         return self.screen.messages(conversation_id, path, longer)
 

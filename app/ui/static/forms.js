@@ -26,6 +26,14 @@ here.ask_settings = async (target) => {
   settings.showModal();
 };
 
+// What is typed next must go to the conversation that was just made.
+async function untilShown(id) {
+  const field = document.querySelector("#tc-conversation :is(input, textarea)");
+  for (let tries = 0; tries < 50 && field?.value !== id; tries += 1) {
+    await new Promise((wake) => { setTimeout(wake, 60); });
+  }
+}
+
 settingsForm.addEventListener("submit", async (event) => {
   event.preventDefault();
   const values = { ...settings.kept };
@@ -41,7 +49,9 @@ settingsForm.addEventListener("submit", async (event) => {
       await api("PATCH", `/api/conversations/${encodeURIComponent(id)}`, change);
       trigger("refresh", {});
     } else {
-      trigger("open_chat", { id: (await api("POST", "/api/conversations", change)).id });
+      const made = (await api("POST", "/api/conversations", change)).id;
+      trigger("open_chat", { id: made });
+      await untilShown(made);
     }
     settings.close();
     say("Saved");

@@ -68,15 +68,17 @@ function showRatings() {
   }
 }
 
+const MARKS = '[data-act="copy"][data-id]';
 const scroller = () => document.querySelector("#tc-chat .bubble-wrap");
-const HOLD_MS = 1500;
+const WAIT_MS = 10000;
+const HOLD_MS = 700;
 let anchor = null;
 
 // What the reader looks at: the first footer in sight, by its message's id, and how far down it is. Gradio uses
 // its elements for other messages when some are put in above them, so the element itself would not do.
 function sight(box) {
   const edge = box.getBoundingClientRect().top;
-  for (const mark of box.querySelectorAll('[data-act="copy"][data-id]')) {
+  for (const mark of box.querySelectorAll(MARKS)) {
     const top = mark.getBoundingClientRect().top - edge;
     if (top > 0) return { id: mark.dataset.id, top };
   }
@@ -89,6 +91,8 @@ function holdPlace() {
   if (!box || !anchor) return;
   const mark = box.querySelector(`[data-act="copy"][data-id="${CSS.escape(anchor.id)}"]`);
   if (mark) box.scrollTop += mark.getBoundingClientRect().top - box.getBoundingClientRect().top - anchor.top;
+  const count = box.querySelectorAll(MARKS).length;
+  if (count !== anchor.count) Object.assign(anchor, { count, until: Date.now() + HOLD_MS });
   if (Date.now() < anchor.until) requestAnimationFrame(holdPlace);
   else anchor = null;
 }
@@ -98,7 +102,7 @@ function askEarlier() {
   if (anchor || !box?.querySelector(".tc-earlier")) return;
   anchor = sight(box);
   if (!anchor) return;
-  anchor.until = Date.now() + HOLD_MS;
+  Object.assign(anchor, { count: box.querySelectorAll(MARKS).length, until: Date.now() + WAIT_MS });
   trigger("show_earlier", {});
   holdPlace();
 }
