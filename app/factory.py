@@ -17,7 +17,7 @@ from app.managed_engine import ManagedEngine
 from app.metrics import Metrics
 from app.middleware import Identify, LimitBody, Observe, OriginGuard
 from app.remote_engine import RemoteEngine
-from app.routes import api, auth, failures, health, metrics, openai, replies, transfer
+from app.routes import api, auth, completions, failures, health, metrics, openai, replies, transfer
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -84,11 +84,12 @@ def create_app(
         docs_url=None,  # these pages load their scripts from elsewhere
         redoc_url=None,
         openapi_url=None,
+        responses=failures.FAILURES,
         lifespan=_lifespan,
     )
     app.state.services = services
     failures.install(app)
-    for module in (health, metrics, auth, openai, replies, transfer, api):
+    for module in (health, metrics, auth, openai, completions, replies, transfer, api):
         app.include_router(module.router)
     app.include_router(api.fallback)
     for mount in mounts:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.accounts import Accounts
 from app.generation import GenerationService
 from app.metrics import Metrics
+from app.reply_memory import ReplyMemory
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
@@ -31,6 +32,7 @@ class Services:
     generation: GenerationService
     accounts: Accounts
     metrics: Metrics
+    reply_memory: ReplyMemory = field(default_factory=ReplyMemory)
 
     @property
     def engine(self) -> EngineClient:

@@ -23,17 +23,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from app.chat_template import ChatTemplate, Message, TemplateRefused
 from app.errors import BadRequest, ModelUnusable
 from app.segments import Segments
+from app.token_bytes import TokenBytes
 from app.tokenizer import ModelText
 from db.views import MessageView
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,11 @@ class Templating:
             user: the user's new messages (several when earlier ones got no reply).
             reply: ids of the reply that these messages follow.
         """
-        ids = self._encode(self._render_delta(tuple(user)))
-        if ids and reply and reply[-1] == ids[0] and self.text.is_special(ids[0]):
+        return self._joined(reply, self._encode(self._render_delta(tuple(user))))
+
+    def _joined(self, before: Sequence[int], ids: list[int]) -> list[int]:
+        """`ids` without the end-of-turn token at their start where `before` ends with it already."""
+        if ids and before and before[-1] == ids[0] and self.text.is_special(ids[0]):
             return ids[1:]
         return ids
 
@@ -96,31 +99,55 @@ class Templating:
         """The ids to keep of a reply that ended.
 
         Drops an end token that is not the template's own end of turn (the next segment brings that one), and
-        the bytes of a character that was cut in the middle (at most three).
+        the tokens of a character that was cut in the middle: its text was never sent.
         """
         kept = list(ids)
         if kept and kept[-1] in self.text.eos_ids and kept[-1] != self.turn_end:
             kept.pop()
-        for _ in range(3):
-            if not kept or not self.text.decode(kept[-8:]).endswith(_REPLACEMENT):
-                break
-            kept.pop()
-        return kept
+        return kept[: len(kept) - self.spell.unfinished(kept)]
+
+    @cached_property
+    def spell(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self.text)
 
     # ---- conversations -----------------------------------------------------------------------
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a whole conversation given as text, for the stateless API.
 
         Raises BadRequest when the template does not take these messages.
         """
         try:
-            masked = [{**message, "content": self._mask(message["content"])} for message in messages]
-            return self._encode(self._render(self._fold_system(masked)))
+            return self._encode(self._render(self._fold_system(self._masked(messages)), self._masked(tools)))
         except TemplateRefused as error:
             raise BadRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
+
+    def after(
+        self,
+        messages: Sequence[Message],
+        index: int,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int] | None:
+        """Ids that follow the assistant's message `index` of a conversation, up to the start of the answer.
+
+        ids: those of the conversation up to that message's end.
+        None when the template does not show what was said, or does not take it as plain text.
+        """
+        marker = f"reply-{secrets.token_hex(16)}"
+        masked = self._masked(messages)
+        masked[index] = {"role": "assistant", "content": marker}
+        try:
+            text = self._render(self._fold_system(masked), self._masked(tools))
+        except TemplateRefused:
+            return None
+        before, found, rest = text.rpartition(marker)
+        if not found or marker in before:
+            return None
+        return self._joined(ids, self._encode(rest))
 
     def user_segment(self, path: Sequence[MessageView], system_prompt: str, content: str) -> list[int]:
         """Ids of a new user message under `path` (root to the reply it answers; empty: first turn)."""
@@ -180,6 +207,20 @@ class Templating:
         texts = self.text.special_texts
         return self._special.sub(lambda found: f"[{self._nonce}:{texts.index(found[0])}]", content)
 
+    def _masked(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages or tools in which every text is masked."""
+
+        def masked(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._mask(value)
+            if isinstance(value, list):
+                return [masked(item) for item in value]
+            if isinstance(value, Mapping):
+                return {self._mask(str(key)): masked(item) for key, item in value.items()}
+            return value
+
+        return [masked(value) for value in values]
+
     def _encode(self, rendered: str) -> list[int]:
         """Ids of a rendered template; what was masked in it becomes plain text."""
         pieces = self._masks.split(rendered)  # text, index of a special token, text, ...
@@ -189,8 +230,8 @@ class Templating:
             ids += self.text.encode(text)
         return ids
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        return self._template.render(messages, add_generation_prompt=True)
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        return self._template.render(messages, add_generation_prompt=True, tools=tools)
 
     def _render_first(self, system_prompt: str, user: tuple[str, ...]) -> str:
         messages = [_system(self._mask(system_prompt))] if system_prompt else []

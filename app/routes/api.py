@@ -15,7 +15,7 @@ from app.sampling import checked
 from app.transfer.own import MAX_SYSTEM_PROMPT
 
 router = APIRouter(prefix="/api")
-fallback = APIRouter()
+fallback = APIRouter(include_in_schema=False)
 
 
 class NewConversation(JsonBody):

@@ -27,7 +27,7 @@ from app.routes.json_body import JsonBody
 from app.routes.views import event_json, message_json
 from app.sampling import checked
 from app.services import Services
-from app.sse import EventStream, encode_event
+from app.sse import STREAM_OR_JSON, EventStream, encode_event
 
 router = APIRouter(prefix="/api")
 
@@ -54,7 +54,7 @@ class Edit(SamplingBody):
     content: str
 
 
-@router.post("/conversations/{conversation_id}/messages")
+@router.post("/conversations/{conversation_id}/messages", responses=STREAM_OR_JSON)
 async def send(conversation_id: str, body: NewMessage, user: User, services: ServicesDep) -> Response:
     """Store a message and answer it."""
     handle = await services.generation.send(
@@ -63,7 +63,7 @@ async def send(conversation_id: str, body: NewMessage, user: User, services: Ser
     return await _answer(services, user.id, handle, body.stream)
 
 
-@router.post("/messages/{message_id}/edit")
+@router.post("/messages/{message_id}/edit", responses=STREAM_OR_JSON)
 async def edit(message_id: str, body: Edit, user: User, services: ServicesDep) -> Response:
     """Store another version of an own message beside it, and answer that."""
     message = await services.store.get_message(user.id, message_id)
@@ -73,7 +73,7 @@ async def edit(message_id: str, body: Edit, user: User, services: ServicesDep) -
     return await _answer(services, user.id, handle, body.stream)
 
 
-@router.post("/replies/{reply_id}/regenerate")
+@router.post("/replies/{reply_id}/regenerate", responses=STREAM_OR_JSON)
 async def regenerate(
     reply_id: str, user: User, services: ServicesDep, body: SamplingBody | None = None
 ) -> Response:
@@ -84,7 +84,7 @@ async def regenerate(
     return await _answer(services, user.id, handle, body.stream)
 
 
-@router.post("/replies/{reply_id}/continue")
+@router.post("/replies/{reply_id}/continue", responses=STREAM_OR_JSON)
 async def continue_reply(
     reply_id: str, user: User, services: ServicesDep, body: SamplingBody | None = None
 ) -> Response:
@@ -113,7 +113,7 @@ async def get_reply(reply_id: str, user: User, services: ServicesDep) -> dict[st
     return message_json(message)
 
 
-@router.get("/replies/{reply_id}/events")
+@router.get("/replies/{reply_id}/events", responses=STREAM_OR_JSON)
 async def follow(
     reply_id: str, user: User, services: ServicesDep, last_event_id: Annotated[str | None, Header()] = None
 ) -> Response:

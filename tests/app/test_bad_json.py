@@ -9,11 +9,11 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.routes import api, openai, replies
+from app.routes import api, completions, openai, replies
 from app.routes.json_body import JsonBody
 from tests.app.conftest import Product
 
-ROUTERS = (api.router, openai.router, replies.router)
+ROUTERS = (api.router, completions.router, openai.router, replies.router)
 SURROGATE, HUGE = '"a \\ud800 b"', "1" + "0" * 400
 NOT_FINITE = ("1e999", "-1e999", "NaN", "Infinity")
 WHOLE = {
