@@ -50,7 +50,7 @@ async def import_file(request: Request, user: User, services: ServicesDep) -> di
     ids = await services.store.import_conversations(user.id, understood.conversations)
     return {
         "conversations": ids,
-        "messages": sum(len(conversation.messages) for conversation in understood.conversations),
+        "messages": sum(bool(turn.content) for each in understood.conversations for turn in each.messages),
         "skipped_messages": understood.skipped,
     }
 

@@ -41,7 +41,9 @@ def markdown(conversation: ConversationView, path: list[MessageView]) -> str:
 
 def sharegpt(conversation: ConversationView, path: list[MessageView]) -> dict[str, Any]:
     """The branch that is shown, as an item of a ShareGPT file."""
-    turns = [{"from": _SHAREGPT[message.role], "value": message.content} for message in path]
+    turns = [
+        {"from": _SHAREGPT[message.role], "value": message.content} for message in path if message.content
+    ]
     if conversation.system_prompt:
         turns.insert(0, {"from": "system", "value": conversation.system_prompt})
     return {"id": conversation.id, "title": conversation.title, "conversations": turns}

@@ -36,7 +36,8 @@ def build(nodes: Sequence[Node], active: int | None = None) -> tuple[tuple[NewTu
     """(messages, parents first; the place of `active` among them).
 
     Messages of one role that follow each other become one; where such a run branches, its branches share the
-    beginning. A reply that nothing comes before gets an empty message to answer. Raises NotATree.
+    beginning. A reply that nothing comes before gets an empty message to answer, and a message that nothing
+    follows an empty reply, to be made or to be passed over. Raises NotATree.
     """
     children: list[list[int]] = [[] for _ in nodes]
     roots: list[int] = []
@@ -65,6 +66,9 @@ def build(nodes: Sequence[Node], active: int | None = None) -> tuple[tuple[NewTu
             characters += len(text)
             if characters > MAX_CHARACTERS:
                 raise NotATree(f"it would be longer than {MAX_CHARACTERS} characters")
+        if node.role == "user" and not below:
+            # Without a reply there would be nothing to answer: one that was stopped before its first word.
+            out.append(NewTurn("assistant", "", len(out) - 1, "stopped", created_at=node.created_at))
         for child in reversed(below):
             goes_on = nodes[child].role == node.role
             waiting.append((child, text, follows) if goes_on else (child, "", where[place]))

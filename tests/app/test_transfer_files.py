@@ -33,7 +33,8 @@ def test_sharegpt() -> None:
     turns = [{"from": "system", "value": "Be kind."}, *HELLO, {"from": "human", "value": "Bye"}]
     (made,) = read([{"id": "1", "title": "T", "conversations": turns}])
     assert (made.title, made.system_prompt) == ("T", "Be kind.")
-    assert lines(made) == [("u", "Hi", None), ("a", "Hello", 0), ("u", "Bye", 1)]
+    assert lines(made) == [("u", "Hi", None), ("a", "Hello", 0), ("u", "Bye", 1), ("a", "", 2)]
+    assert made.messages[-1].status == "stopped"  # waits for its reply
     assert read({"conversations": HELLO})[0].messages == read([{"conversations": HELLO}])[0].messages
     text = "\n".join(json.dumps({"conversations": HELLO, "system": "S"}) for _ in range(3)) + "\n"
     assert [made.system_prompt for made in understand(text.encode()).conversations] == ["S"] * 3
@@ -83,7 +84,13 @@ def test_chatgpt_with_branches_tools_and_hidden_messages() -> None:
     understood = understand(json.dumps([source]).encode())
     (made,) = understood.conversations
     assert (made.title, made.archived, made.created_at) == ("Talk", True, 1000)
-    assert lines(made) == [("u", "Hi", None), ("a", "First", 0), ("a", "Second", 0), ("u", "Thanks", 2)]
+    assert lines(made) == [
+        ("u", "Hi", None),
+        ("a", "First", 0),
+        ("a", "Second", 0),
+        ("u", "Thanks", 2),
+        ("a", "", 3),
+    ]
     assert made.active is not None
     assert made.messages[made.active].content == "First"
     assert made.messages[0].created_at == 12_500
@@ -179,7 +186,12 @@ def test_runs_of_one_role_become_one_message() -> None:
 def test_a_run_that_branches_keeps_both_branches() -> None:
     nodes = [Node("user", "a", None), Node("user", "b", 0), Node("assistant", "r", 0), Node("user", "c", 1)]
     made, active = build(nodes, active=1)
-    assert [(turn.content, turn.parent) for turn in made] == [("a", None), ("a\n\nb\n\nc", None), ("r", 0)]
+    assert [(turn.content, turn.parent) for turn in made] == [
+        ("a", None),
+        ("a\n\nb\n\nc", None),
+        ("", 1),
+        ("r", 0),
+    ]
     assert active is not None
     assert made[active].content == "a\n\nb\n\nc"
 

@@ -80,11 +80,8 @@ document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.defaultPrevented) return;
   if (element.querySelector("dialog[open], :popover-open")) return;
   if (narrow.matches && body.classList.contains("tc-nav-open")) return void setNav(false);
-  if (document.activeElement?.matches?.("textarea.edit-textarea")) {
-    return void document.activeElement.closest(".message-row, .message-wrap")
-      ?.querySelector('[aria-label="Cancel"]')?.click();
-  }
-  document.querySelector("#tc-composer .stop-button")?.click();
+  const cancel = document.querySelector('#tc-chat .message-row:has(textarea) + .message-buttons [aria-label="Cancel"]');
+  (cancel ?? document.querySelector("#tc-composer .stop-button"))?.click();
 });
 document.addEventListener("click", (event) => {
   // On a narrow screen the page beside the open sidebar is dimmed: a click there closes it.

@@ -108,6 +108,26 @@ function askEarlier() {
 }
 here.show_earlier = askEarlier;
 
+// What was just sent or opened is seen from its end, until the reader scrolls.
+let endUntil = 0;
+function toEnd() {
+  if (Date.now() > endUntil) return;
+  const box = scroller();
+  if (box) box.scrollTop = box.scrollHeight;
+  requestAnimationFrame(toEnd);
+}
+function showEnd() {
+  const running = Date.now() <= endUntil;
+  endUntil = Date.now() + 2500;
+  if (!running) toEnd();
+}
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && event.target === composer()) showEnd();
+}, true);
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.('#tc-composer .submit-button, [data-act="open_chat"]')) showEnd();
+}, true);
+
 function nearTop() {
   if (scroller()?.scrollTop < 400) askEarlier();
 }
@@ -118,6 +138,9 @@ whenThere("#tc-chat", (chat) => {
     cancelAnimationFrame(drawn);
     drawn = requestAnimationFrame(showRatings);
   }).observe(chat, { childList: true, subtree: true });
+  for (const move of ["wheel", "touchmove"]) {
+    chat.addEventListener(move, () => { endUntil = 0; }, { passive: true, capture: true });
+  }
   // The reader's own moves only: the page scrolls by itself too, and must not page upward by that.
   chat.addEventListener("wheel", (event) => {
     if (event.deltaY < 0) nearTop();
