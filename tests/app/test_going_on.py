@@ -98,10 +98,10 @@ async def interrupted(settings: Settings, fake_engine: FakeEngine, content: str)
         conversation = await product.conversation()
         handle = await product.services.generation.send(product.owner, conversation, content)
         await product.wait_for_text(handle.reply.id)
-    await eventually(lambda: not fake_engine.running, 2.0)
-    async with running_product(settings.model_copy(update={"resume_replies": False})) as product:
+        await product.services.generation.close()
         stored = await product.services.store.get_message(product.owner, handle.reply.id)
         assert stored.status == "interrupted"
+    await eventually(lambda: not fake_engine.running, 2.0)
     return conversation, handle.reply.id, stored.content
 
 
@@ -153,36 +153,28 @@ async def test_an_engine_that_is_given_up_leaves_it_interrupted(
         assert (stored.status, stored.content) == ("interrupted", text)
 
 
-async def test_a_reply_does_not_go_on_for_ever(settings: Settings, fake_engine: FakeEngine) -> None:
-    _, reply, _ = await interrupted(settings, fake_engine, "/tokens 2000 /delay 0.01")
-    for attempt in range(1, MOST_RESUMPTIONS + 1):
-        async with running_product(settings) as product:
-            await product.wait_for_text(reply)
-        async with running_product(settings.model_copy(update={"resume_replies": False})) as product:
-            stored = await product.services.store.get_message(product.owner, reply)
-            assert (stored.status, stored.stats["resumed"]) == ("interrupted", attempt)
-    async with running_product(settings) as product:
-        assert product.services.generation.active == 0
-
-
-async def test_only_the_active_branch_of_what_is_there_goes_on(
-    settings: Settings, fake_engine: FakeEngine
-) -> None:
+async def test_who_goes_on_and_how_often(settings: Settings, fake_engine: FakeEngine) -> None:
     conversation, reply, _ = await interrupted(settings, fake_engine, "/tokens 60 /delay 0.01")
     async with running_product(settings.model_copy(update={"resume_replies": False})) as product:
-        store = product.services.store
+        store, generation = product.services.store, product.services.generation
+        assert await generation.resume_interrupted() == 0
+        generation._resume_replies = True
         assert [found.id for found in await store.resumable_replies(0)] == [reply]
         later = await store.get_message(product.owner, reply)
         assert await store.resumable_replies(later.updated_at + 1) == []
+
+        await store.reopen_reply(product.owner, reply, {"resumed": MOST_RESUMPTIONS})
+        await store.recover_interrupted()
+        assert await generation.resume_interrupted() == 0, "it may be what ends the app"
+
         await store.delete_conversation(product.owner, conversation)
         assert await store.resumable_replies(0) == []
         with pytest.raises(NotFound):
             await store.reopen_reply(product.owner, reply)
         await store.restore_conversation(product.owner, conversation)
-        await product.finish(
-            (await product.services.generation.regenerate(product.owner, conversation, reply)).reply.id
-        )
-        assert await store.resumable_replies(0) == []
+        another = await generation.regenerate(product.owner, conversation, reply)
+        assert await store.resumable_replies(0) == [], "another branch is the active one"
+        await product.finish(another.reply.id)
 
 
 async def test_a_wanted_restart_of_the_engine_is_survived(product: Product) -> None:
