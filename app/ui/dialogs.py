@@ -54,7 +54,8 @@ def _data() -> str:
         '<label class="tc-button tc-file"><input type="file" accept=".json,.jsonl,application/json">'
         "<span>Choose a file…</span></label></section>"
         '<p class="tc-problem" role="alert" hidden></p><p class="tc-done" role="status" hidden></p>'
-        '<div class="tc-buttons"><button type="button" data-act="cancel" autofocus>Close</button></div></form></dialog>'
+        '<div class="tc-buttons"><button type="button" data-act="cancel" autofocus>Close</button></div>'
+        "</form></dialog>"
     )
 
 

@@ -1,4 +1,5 @@
 """The list of conversations in a real browser: search, archive, files in and out, and the phone."""
+# ruff: noqa: E501 - one attack a line
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_files_in_and_out(chat: ChatPage, tmp_path: Path) -> None:
         {"messages": [{"role": "user", "content": "北京天气怎么样"}, {"role": "assistant", "content": "晴 ☀️"}]},
     ]  # fmt: skip
     file = tmp_path / "some.json"
-    file.write_text(json.dumps(data[:1] + [{"title": "Bad", "messages": [{"role": "x"}]}]))
+    file.write_text(json.dumps([*data[:1], {"title": "Bad", "messages": [{"role": "x"}]}]))
     choose(chat, file)
     dialog = chat.page.locator("#tc-data-dialog")
     expect(dialog.locator(".tc-problem")).to_contain_text("Conversation 2 “Bad”, message 1")

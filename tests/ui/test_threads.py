@@ -62,9 +62,10 @@ def test_a_long_thread_starts_at_its_end_and_pages_upward(chat: ChatPage) -> Non
 def position(chat: ChatPage) -> dict[str, Any]:
     script = """() => {
         const box = document.querySelector("#tc-chat .bubble-wrap"), edge = box.getBoundingClientRect().top;
-        const mark = [...box.querySelectorAll("[data-act=copy]")].find((each) => each.getBoundingClientRect().top > edge);
-        return { id: mark.dataset.id, top: mark.getBoundingClientRect().top,
-                 below: box.scrollHeight - box.scrollTop - box.clientHeight };
+        const top = (each) => each.getBoundingClientRect().top;
+        const mark = [...box.querySelectorAll("[data-act=copy]")].find((each) => top(each) > edge);
+        const below = box.scrollHeight - box.scrollTop - box.clientHeight;
+        return { id: mark.dataset.id, top: top(mark), below };
     }"""
     return dict(chat.page.evaluate(script))
 
