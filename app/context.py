@@ -8,7 +8,7 @@ what the engine holds, so the start must not move at every turn. Where it lies i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.errors import ContextTooLong
@@ -76,7 +76,9 @@ def fit(templating: Templating, branch: Branch, limit: int, room: int) -> Window
     limit: tokens that the model reads at most; 0: not known, all fits.
     Raises ContextTooLong when the last turn alone does not fit.
     """
-    path, system_prompt = branch.path, branch.system_prompt
+    system_prompt = branch.system_prompt
+    path = templating.segments.filled(templating, branch.path, system_prompt)
+    branch = replace(branch, path=path)
     most = limit - min(room, limit // 4)
     prompt = templating.prompt(path, system_prompt)
     if not limit or len(prompt) <= most:
@@ -111,7 +113,8 @@ def meter(
 
     unsaved: tokens of a running reply, the branch's last message, that its stored ids do not hold yet.
     """
-    path = branch.path
+    path = templating.segments.filled(templating, branch.path, branch.system_prompt)
+    branch = replace(branch, path=path)
     starts = shown_starts(path)
     start = _earlier_start(branch, starts)
     tokens = (len(templating.prompt(path, branch.system_prompt, start)) if path else 0) + unsaved

@@ -20,7 +20,7 @@ from app.metrics import Metrics
 from app.middleware import Identify, LimitBody, Observe, OriginGuard
 from app.profiles import Profiles
 from app.remote_engine import RemoteEngine
-from app.routes import api, auth, completions, failures, health, metrics, openai, profiles, replies
+from app.routes import api, auth, completions, failures, health, metrics, openai, profiles, replies, transfer
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -94,7 +94,7 @@ def create_app(
     )
     app.state.services = services
     failures.install(app)
-    for module in (health, metrics, auth, openai, completions, replies, profiles, api):
+    for module in (health, metrics, auth, openai, completions, replies, transfer, profiles, api):
         app.include_router(module.router)
     app.include_router(api.fallback)
     for mount in mounts:

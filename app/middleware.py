@@ -14,12 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.accounts import COOKIE, Accounts
 from app.metrics import Metrics
 from app.routes.failures import failure
+from app.transfer.reading import MAX_FILE
 from db.errors import DbError
 
 log = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_FORM = 64 * 1024
+_LIMITS = dict.fromkeys(("/login", "/setup"), MAX_FORM) | {"/api/import": MAX_FILE}
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = _SAFE | {"POST", "PUT", "PATCH", "DELETE"}
@@ -83,7 +85,7 @@ class LimitBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = MAX_FORM if scope["path"] in _SIGN_IN_PAGES else MAX_BODY
+        limit = _LIMITS.get(scope["path"], MAX_BODY)
         words = f"The request is larger than {limit} bytes."
         told = Headers(scope=scope).get("content-length", "")
         if told.isdecimal() and int(told) > limit:

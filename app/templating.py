@@ -30,6 +30,7 @@ from typing import Any
 
 from app.chat_template import ChatTemplate, Message, TemplateRefused
 from app.errors import BadRequest, ModelUnusable
+from app.segments import Segments
 from app.token_bytes import TokenBytes
 from app.tokenizer import ModelText
 from db.views import MessageView
@@ -53,6 +54,7 @@ class Templating:
         self.model_name = model_name
         self.text = text
         self._template = ChatTemplate(text.chat_template, text.special_tokens)
+        self.segments = Segments()
         self._nonce = secrets.token_hex(16)
         self._special = re.compile("|".join(map(re.escape, text.special_texts)) or r"(?!)")
         self._masks = re.compile(rf"\[{self._nonce}:(\d+)\]")

@@ -24,12 +24,13 @@ EXPORT_FORMAT = "tangram-chat/1"
 MEMORY_SAMPLES = 43_200  # a day of one every two seconds
 
 _CONVERSATIONS = """
-    SELECT id, title, system_prompt, settings, active_leaf_id, created_at, updated_at, deleted_at
+    SELECT id, title, system_prompt, settings, active_leaf_id, created_at, updated_at, deleted_at,
+    archived_at
     FROM conversations WHERE user_id = :owner_id
 """
 _MESSAGES = """
     SELECT id, conversation_id, parent_id, role, content, token_ids, status, finish_reason, error, stats,
-    model, created_at, updated_at FROM messages WHERE user_id = :owner_id
+    model, created_at, updated_at, rating FROM messages WHERE user_id = :owner_id
 """
 
 

@@ -70,6 +70,7 @@ class Conversation(Base):
     created_at: Mapped[int]
     updated_at: Mapped[int]
     deleted_at: Mapped[int | None]
+    archived_at: Mapped[int | None]
 
 
 class Message(Base):
@@ -92,6 +93,7 @@ class Message(Base):
     model: Mapped[str | None]
     created_at: Mapped[int]
     updated_at: Mapped[int]
+    rating: Mapped[int | None]
 
 
 class Setting(Base):

@@ -58,6 +58,7 @@ def conversation_view(row: Conversation) -> ConversationView:
         created_at=row.created_at,
         updated_at=row.updated_at,
         deleted_at=row.deleted_at,
+        archived_at=row.archived_at,
     )
 
 
@@ -90,6 +91,7 @@ def select_messages(owner_id: str) -> Select[*tuple[Any, ...]]:
         Message.model,
         Message.created_at,
         Message.updated_at,
+        Message.rating,
         count.where(sibling.seq < Message.seq).scalar_subquery().label("sibling_index"),
         count.scalar_subquery().label("sibling_count"),
     )

@@ -52,6 +52,7 @@ class ConversationView:
     created_at: int
     updated_at: int
     deleted_at: int | None
+    archived_at: int | None = None
 
     @property
     def cursor(self) -> str:
@@ -63,8 +64,9 @@ class ConversationView:
 class MessageView:
     """A node of the message tree.
 
-    `token_ids` are the message's own segment of the prompt. `sibling_index` (from 0, oldest first) and
-    `sibling_count` place it among the messages of the same parent.
+    `token_ids` are the message's own segment of the prompt. `rating` of a reply is 1 (liked), -1 (disliked)
+    or None. `sibling_index` (from 0, oldest first) and `sibling_count` place it among the messages of the
+    same parent.
     """
 
     id: str
@@ -83,6 +85,7 @@ class MessageView:
     updated_at: int
     sibling_index: int
     sibling_count: int
+    rating: int | None = None
 
     @property
     def is_final(self) -> bool:

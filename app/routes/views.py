@@ -18,6 +18,7 @@ def conversation_json(conversation: ConversationView) -> dict[str, Any]:
         "active_leaf_id": conversation.active_leaf_id,
         "created_at": conversation.created_at,
         "updated_at": conversation.updated_at,
+        "archived": conversation.archived_at is not None,
         "cursor": conversation.cursor,
     }
 
@@ -34,6 +35,7 @@ def message_json(message: MessageView) -> dict[str, Any]:
         "error": message.error,
         "stats": message.stats,
         "model": message.model,
+        "rating": message.rating,
         "created_at": message.created_at,
         "updated_at": message.updated_at,
         "sibling_index": message.sibling_index,

@@ -30,6 +30,7 @@ BODIES: dict[str, Any] = {
     "/api/keys": {"name": "x"},
     "/api/calibration-consent": {"given": True},
     "/api/admin/profile": {"profile": "auto"},
+    "/api/replies/{reply_id}/rating": {"rating": 1},
     "/v1/chat/completions": {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]},
 }
 

@@ -18,6 +18,7 @@ from sqlalchemy import text
 from db import Database, Store
 from db.errors import NotFound
 from db.repository import message_view
+from db.transfer import NewConversation, NewTurn
 from db.views import ConversationView, MessageView
 from tests.db.helpers import dump, exchange
 
@@ -49,8 +50,11 @@ VALUES: dict[str, Any] = {
     "settings": {"new": True},
     "query": "mine",
     "limit": 10,
+    "conversations": [NewConversation("new title", (NewTurn("user", "new content", None),))],
     "before": None,
     "deleted": False,
+    "archived": False,
+    "rating": 1,
     "content": "new content",
     "user_token_ids": [1],
     "token_ids": [1, 2],

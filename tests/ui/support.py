@@ -301,21 +301,26 @@ class ChatPage:
         self.page.locator(".tc-open", has_text=title).first.click()
         expect(self.page.locator(".tc-row.tc-active")).to_contain_text(title)
 
+    def menu(self, title: str, act: str) -> None:
+        """Click an entry of a conversation's menu, `act`, in the list."""
+        row = self.rows.filter(has_text=title).first
+        row.hover()
+        row.locator('[data-act="ask_menu"]').click()
+        self.page.locator(f'#tc-menu [data-act="{act}"]').click()
+
     def rename(self, title: str, new: str) -> None:
-        self.rows.filter(has_text=title).first.hover()
-        self.rows.filter(has_text=title).first.locator('[data-act="ask_rename"]').click()
+        self.menu(title, "ask_rename")
         self.page.locator("#tc-rename-dialog input").fill(new)
         self.page.locator("#tc-rename-dialog .tc-primary").click()
 
     def delete(self, title: str) -> None:
-        self.rows.filter(has_text=title).first.hover()
-        self.rows.filter(has_text=title).first.locator('[data-act="ask_delete"]').click()
+        self.menu(title, "ask_delete")
         self.page.locator("#tc-delete-dialog .tc-danger").click()
 
     def edit(self, index: int, text: str) -> str:
         """Edit the user's message number ``index``; return what the edit box held."""
         self.messages.nth(index).hover()
-        self.page.locator('#tc-chat [aria-label="Edit"]').nth(index).click()
+        self.page.locator('#tc-chat [data-act="edit"]').nth(index).click()
         area = self.page.locator("#tc-chat textarea.edit-textarea")
         held = area.input_value()
         area.fill(text)

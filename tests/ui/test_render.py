@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from app.ui import pages, shell
-from app.ui.render import chat_message, conversation_list, notice, stats_parts, undo_toast
+from app.ui.footer import stats_parts
+from app.ui.render import chat_message, notice, undo_toast
+from app.ui.sidebar import conversation_list
 from db.views import ConversationView, MessageView
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
@@ -109,10 +111,12 @@ def test_an_empty_reply_has_only_its_footer() -> None:
         footer(message(status="error", error=EVIL)),
         conversation_list([conversation(title=EVIL, id=EVIL)], EVIL),
         conversation_list([], "", EVIL),
+        conversation_list([], EVIL, archived=[conversation(title=EVIL, id=EVIL, archived_at=1)]),
         notice(EVIL),
         undo_toast(conversation(title=EVIL)),
         shell.account_row(EVIL, is_admin=True),
-        shell.top_bar(EVIL),
+        shell.top_bar(EVIL, EVIL),
+        str(chat_message(message(content=f"<think>{EVIL}"))["content"][0]["value"]),
         shell.engine_banner("failed", EVIL),
         pages.login_page(EVIL, name=EVIL).partition("<form")[2],
         pages.setup_page(EVIL, name=EVIL, needs_key=True).partition("<form")[2],
