@@ -12,12 +12,18 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.accounts import Accounts, auth_dependency
+from app.audit import AuditLog
+from app.control import ControlServer
+from app.fairness import FairQueue, Limits
 from app.generation import GenerationService
 from app.managed_engine import ManagedEngine
 from app.metrics import Metrics
 from app.middleware import Identify, LimitBody, Observe, OriginGuard
+from app.operator_commands import Operator
+from app.passwords import Passwords
+from app.people import People
 from app.remote_engine import RemoteEngine
-from app.routes import api, auth, failures, health, metrics, openai, replies
+from app.routes import account, api, auth, failures, health, keys, metrics, openai, people, replies
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -45,15 +51,26 @@ def build_services(
         supervisor = kind(settings, progress=progress)
     database = Database(settings.database_path, settings.backups_dir)
     store = Store(database)
-    counters = Metrics(supervisor)
+    limits = Limits(settings.user_running, settings.user_waiting, settings.user_per_minute)
+    queue = FairQueue(running=settings.max_running, waiting=settings.max_waiting, limits=limits)
+    counters = Metrics(supervisor, queue)
+    audit, passwords = AuditLog(store, days=settings.audit_days), Passwords()
+    generation = GenerationService(store, supervisor, counters, queue)
     return Services(
         settings=settings,
         database=database,
         store=store,
         supervisor=supervisor,
-        generation=GenerationService(store, supervisor, counters),
-        accounts=Accounts(store, session_days=settings.session_days),
+        generation=generation,
+        accounts=Accounts(
+            store, passwords, audit, session_days=settings.session_days, setup_key=settings.setup_key
+        ),
         metrics=counters,
+        people=People(
+            store, passwords, audit, queue, link_hours=settings.link_hours, cut_off=generation.stop_owner
+        ),
+        queue=queue,
+        audit=audit,
     )
 
 
@@ -82,7 +99,7 @@ def create_app(
     )
     app.state.services = services
     failures.install(app)
-    for module in (health, metrics, auth, openai, replies, api):
+    for module in (health, metrics, auth, account, keys, people, openai, replies, api):
         app.include_router(module.router)
     app.include_router(api.fallback)
     for mount in mounts:
@@ -105,12 +122,16 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     await asyncio.to_thread(services.database.migrate)
+    control = ControlServer(services.settings.control_dir, Operator.of(services))
     try:
         if count := await services.store.recover_interrupted():
             log.info("%d unfinished replies of the last run are marked as interrupted", count)
+        await services.people.load_quotas()
+        await control.start()
         await services.supervisor.start(await services.store.get_setting(ENGINE_SETTING) or {})
         yield
     finally:
+        await control.stop()
         await services.generation.close()
         await services.supervisor.stop()
         await services.database.aclose()

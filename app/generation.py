@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
 from app.errors import BadRequest, ContextTooLong, ConversationBusy, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
+from app.fairness import FairQueue, Ticket
 from app.job import Job, replay
 from app.metrics import Metrics
 from app.reply_runner import ReplyRunner
@@ -41,12 +42,14 @@ class GenerationService:
         store: Store,
         supervisor: EngineSupervisor,
         metrics: Metrics,
+        queue: FairQueue,
         *,
         flush_seconds: float = 1.0,
         drain_seconds: float = 10.0,
     ) -> None:
         self._store = store
         self._supervisor = supervisor
+        self._queue = queue
         self._runner = ReplyRunner(
             store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget
         )
@@ -70,8 +73,9 @@ class GenerationService:
         """Commit the user's message and an empty reply, start the reply, return both.
 
         parent_id: the reply to answer; default the active leaf.
-        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, ReplyUnsaved (disk full),
-        BadRequest (empty content); nothing is stored in these cases, so a page can keep its text.
+        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, Busy (too many requests),
+        ReplyUnsaved (disk full), BadRequest (empty content); nothing is stored in these cases, so a page can
+        keep its text.
         """
         async with self._claim(owner, conversation_id):
             conversation = await self._store.get_conversation(owner, conversation_id)
@@ -115,8 +119,9 @@ class GenerationService:
                 path = [*before, user]
             prompt = await asyncio.to_thread(templating.prompt, path, conversation.system_prompt)
             request = await self._request(owner, conversation, templating, prompt, sampling)
-            reply = await self._store.add_reply(owner, conversation_id, user.id, templating.model_name)
-            self._begin(owner, conversation_id, reply, engine, request, templating)
+            with self._place(owner) as ticket:
+                reply = await self._store.add_reply(owner, conversation_id, user.id, templating.model_name)
+                self._begin(owner, conversation_id, reply, engine, request, templating, ticket)
             return ReplyHandle(path[-1], reply)
 
     async def _turn(
@@ -141,16 +146,27 @@ class GenerationService:
 
         segment, prompt = await asyncio.to_thread(tokens)
         request = await self._request(owner, conversation, templating, prompt, sampling)
-        user, reply = await self._store.add_turn(
-            owner, conversation.id, path[-1].id if path else None, content, segment, templating.model_name
-        )
-        self._begin(owner, conversation.id, reply, engine, request, templating)
+        with self._place(owner) as ticket:
+            user, reply = await self._store.add_turn(
+                owner, conversation.id, path[-1].id if path else None, content, segment, templating.model_name
+            )
+            self._begin(owner, conversation.id, reply, engine, request, templating, ticket)
         return ReplyHandle(user, reply)
 
     def _ready(self) -> tuple[EngineClient, Templating]:
         if self._closing:
             raise EngineNotReady("The server is shutting down.")
         return self._supervisor.client, self._supervisor.templating
+
+    @contextlib.contextmanager
+    def _place(self, owner: str) -> Iterator[Ticket]:
+        """A place in the queue, taken before anything is stored and given back if that fails. Raises Busy."""
+        ticket = self._queue.join(owner)
+        try:
+            yield ticket
+        except BaseException:
+            ticket.leave()
+            raise
 
     @contextlib.asynccontextmanager
     async def _claim(self, owner: str, conversation_id: str) -> AsyncIterator[None]:
@@ -221,6 +237,12 @@ class GenerationService:
         await job.settled.wait()
         await self._runner.ensure_saved(job)
 
+    async def stop_owner(self, owner: str) -> None:
+        """Stop whatever is being written for a user; for one who was shut out."""
+        for job in [job for job in self._jobs.values() if job.owner == owner]:
+            job.ask_to_end("stopped")
+            await job.settled.wait()
+
     async def stop_conversation(self, owner: str, conversation_id: str) -> None:
         """Stop whatever is being written in a conversation; to be called before it is deleted."""
         if reply_id := self.running(owner, conversation_id):
@@ -229,6 +251,11 @@ class GenerationService:
     def running(self, owner: str, conversation_id: str) -> str | None:
         """Id of the reply being written in this conversation, if any."""
         return next((job.reply_id for job in self._of(owner, conversation_id) if not job.unsaved), None)
+
+    def position(self, reply_id: str) -> int:
+        """Place of a reply in the queue: 1 is next; 0 when it is being written, finished or unknown."""
+        job = self._jobs.get(reply_id)
+        return job.ticket.position if job is not None and job.ticket is not None else 0
 
     @property
     def active(self) -> int:
@@ -287,8 +314,9 @@ class GenerationService:
         engine: EngineClient,
         request: CompletionRequest,
         templating: Templating,
+        ticket: Ticket,
     ) -> None:
-        job = Job(owner, conversation_id, reply.id, prompt_tokens=len(request.prompt))
+        job = Job(owner, conversation_id, reply.id, prompt_tokens=len(request.prompt), ticket=ticket)
         self._jobs[reply.id] = job
         task = asyncio.create_task(
             self._runner.run(job, engine, request, templating), name=f"reply {reply.id}"

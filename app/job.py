@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.events import Event
+from app.fairness import Ticket
 from db.views import FinalStatus, MessageView
 from tangram.client import CompletionChunk, Usage
 
@@ -25,6 +26,7 @@ UNSAVED = (
 class Job:
     """State of a generation. Text only grows, so a subscriber's place is a number of characters.
 
+    ticket: its place in the queue, which the runner gives back.
     ending: how to settle it: what somebody asked for (Stop, or the app going down), else how it went.
     settled: it has ended for its watchers. unsaved: it has ended, but the database has not taken it yet.
     saving: held while it is being given to the database.
@@ -34,6 +36,7 @@ class Job:
     conversation_id: str
     reply_id: str
     prompt_tokens: int
+    ticket: Ticket | None = None
     status: str = "pending"
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.accounts import Accounts
+from app.audit import AuditLog
+from app.fairness import FairQueue
 from app.generation import GenerationService
 from app.metrics import Metrics
+from app.people import People
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
@@ -31,6 +34,9 @@ class Services:
     generation: GenerationService
     accounts: Accounts
     metrics: Metrics
+    people: People
+    queue: FairQueue
+    audit: AuditLog
 
     @property
     def engine(self) -> EngineClient:

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from app.errors import AppError, EngineNotReady, ReplyUnsaved, TooManyAttempts
+from app.errors import AppError
 from app.sse import ClientGone
 from db.errors import Conflict, DbError, InvalidInput, NotFound
 from tangram.errors import EngineRejected, EngineUnavailable
@@ -58,7 +58,7 @@ def install(app: FastAPI) -> None:
 def _app_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, AppError):
         return _unexpected(request, error)
-    retry = error.retry_after if isinstance(error, EngineNotReady | TooManyAttempts | ReplyUnsaved) else None
+    retry = getattr(error, "retry_after", None)
     return failure(error.status, error.message, code=error.code, param=error.param, retry_after=retry)
 
 

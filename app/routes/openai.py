@@ -56,7 +56,7 @@ async def chat_completions(
     prompt = await asyncio.to_thread(templating.render, body.conversation())
     completion = _completion_request(body, prompt, user, services)
     head = {"id": f"chatcmpl-{secrets.token_hex(16)}", "created": int(time.time()), "model": body.model}
-    run = _Run(services, len(prompt), engine.stream(completion))
+    run = _Run(services, len(prompt), services.queue.stream(user.id, engine.stream(completion)))
     if not body.stream:
         return JSONResponse(await until_disconnect(request, _whole(run, head)))
     first = await until_disconnect(request, run.first())
