@@ -122,8 +122,8 @@ def _backup(settings: Settings, options: argparse.Namespace) -> int:
     made = back_up(_existing(settings), directory, "manual")
     print(made)
     if options.keep is not None:
-        ours = sorted(directory.glob(f"{settings.database_path.stem}-*-manual-*.sqlite3"))
-        for old in ours[: -options.keep]:  # names begin with the time
+        ours = directory.glob(f"{settings.database_path.stem}-*-manual-*.sqlite3")
+        for old in sorted(ours, key=lambda path: path.stat().st_mtime_ns)[: -options.keep]:
             old.unlink()
     return 0
 

@@ -2,19 +2,20 @@
 
 The engine serves whom it is given first come, first served. So it is given at most `running` requests at a
 time, and each place that becomes free goes to the waiting user who has the fewest requests running; among
-equals, to the one whose last turn is longest ago. Somebody with one request waits for one place, however many
-requests somebody else has waiting.
+equals, to the one whose last turn is longest ago, and then to the one who came first. Somebody with one
+request waits for one place, however many requests somebody else has waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -49,6 +50,7 @@ class Ticket:
     """One request's place. Whoever joined must `leave`, however the request ends."""
 
     user: str
+    number: int
     _queue: FairQueue = field(repr=False)
     _granted: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     began: float | None = None
@@ -84,6 +86,8 @@ class FairQueue:
         running: places at the engine.
         waiting: requests that may wait for one, of all users together.
         limits: those of a user without a quota.
+
+    on_move: called whenever positions may have changed.
     """
 
     def __init__(self, *, running: int, waiting: int, limits: Limits) -> None:
@@ -92,7 +96,9 @@ class FairQueue:
         self._limits = limits
         self._quotas: dict[str, QuotaView] = {}
         self._users: dict[str, _User] = {}
-        self._held: set[Ticket] = set()
+        self._held: dict[Ticket, None] = {}  # in the order of their turns
+        self.on_move: Callable[[], None] | None = None
+        self._numbers = itertools.count(1)
         self._turns = itertools.count(1)
         self._ranks: dict[Ticket, int] | None = None
         self._seconds_a_turn = 5.0
@@ -141,8 +147,12 @@ class FairQueue:
                     "Too many people are waiting for the model.", self._until_free(self.running), "queue_full"
                 )
         state.began.append(now)
-        ticket = Ticket(user, self)
-        state.waiting.append(ticket)
+        return self.rejoin(user)
+
+    def rejoin(self, user: str) -> Ticket:
+        """As `join`, for what was let in already, such as a reply that goes on: never refused."""
+        ticket = Ticket(user, next(self._numbers), self)
+        self._state(user).waiting.append(ticket)
         self._dispatch()
         return ticket
 
@@ -152,7 +162,7 @@ class FairQueue:
         if state is None:
             return
         if ticket in self._held:
-            self._held.remove(ticket)
+            del self._held[ticket]
             state.running -= 1
             if ticket.began is not None:
                 took = time.monotonic() - ticket.began
@@ -187,14 +197,9 @@ class FairQueue:
         return sum(len(state.waiting) for state in self._users.values())
 
     def position(self, ticket: Ticket) -> int:
-        """See `Ticket.position`. Right if nobody else comes, and everybody takes equally long."""
+        """See `Ticket.position`. Right if nobody else comes, and those who came first end first."""
         if self._ranks is None:
-            order = sorted(
-                (state.running + behind, state.served, behind, number, ticket)
-                for number, state in enumerate(self._users.values())
-                for behind, ticket in enumerate(state.waiting)
-            )
-            self._ranks = {entry[-1]: rank for rank, entry in enumerate(order, start=1)}
+            self._ranks = {ticket: rank for rank, ticket in enumerate(self._foreseen(), start=1)}
         return self._ranks.get(ticket, 0)
 
     # ---- parts -------------------------------------------------------------------------------
@@ -204,19 +209,58 @@ class FairQueue:
         self._ranks = None
         while self.running < self._running:
             ready = [
-                (state.running, state.served, user)
+                (state.running, state.served, state.waiting[0].number, user)
                 for user, state in self._users.items()
                 if state.waiting and state.running < self.limits(user).running
             ]
             if not ready:
                 break
-            state = self._users[min(ready)[2]]
+            state = self._users[min(ready)[3]]
             ticket = state.waiting.popleft()
             state.running += 1
             state.served = next(self._turns)
-            self._held.add(ticket)
+            self._held[ticket] = None
             ticket.began = time.monotonic()
             ticket._granted.set()
+        if self.on_move is not None:
+            self.on_move()
+
+    def _foreseen(self) -> Iterator[Ticket]:
+        """The waiting tickets in the order in which `_dispatch` will choose them."""
+        running = {user: state.running for user, state in self._users.items()}
+        served = {user: state.served for user, state in self._users.items()}
+        left = {user: deque(state.waiting) for user, state in self._users.items() if state.waiting}
+        turns = itertools.count(max(served.values(), default=0) + 1)
+        held = deque(ticket.user for ticket in self._held)
+
+        def entry(user: str) -> tuple[int, int, int, str]:
+            return running[user], served[user], left[user][0].number, user
+
+        heap = [entry(user) for user in left]
+        heapq.heapify(heap)
+        while left and held:
+            freed = held.popleft()
+            running[freed] -= 1
+            if freed in left:
+                heapq.heappush(heap, entry(freed))
+            full = []
+            while heap and len(held) < self._running:
+                found = heapq.heappop(heap)
+                user = found[-1]
+                if user not in left or found != entry(user):
+                    continue  # an entry of before the user's last change
+                if running[user] >= self.limits(user).running:
+                    full.append(found)
+                    continue
+                yield left[user].popleft()
+                held.append(user)
+                running[user], served[user] = running[user] + 1, next(turns)
+                if left[user]:
+                    heapq.heappush(heap, entry(user))
+                else:
+                    del left[user]
+            for found in full:
+                heapq.heappush(heap, found)
 
     def _state(self, user: str) -> _User:
         if user not in self._users and len(self._users) >= 1000:

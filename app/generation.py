@@ -252,10 +252,10 @@ class GenerationService:
         """Id of the reply being written in this conversation, if any."""
         return next((job.reply_id for job in self._of(owner, conversation_id) if not job.unsaved), None)
 
-    def position(self, reply_id: str) -> int:
-        """Place of a reply in the queue: 1 is next; 0 when it is being written, finished or unknown."""
-        job = self._jobs.get(reply_id)
-        return job.ticket.position if job is not None and job.ticket is not None else 0
+    def position(self, owner: str, reply_id: str) -> int | None:
+        """Place of a reply in the queue: 1 is next; None when it is being written, finished or unknown."""
+        job = self._job(owner, reply_id)
+        return job.ticket.position or None if job is not None and job.ticket is not None else None
 
     @property
     def active(self) -> int:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +16,7 @@ from app.accounts import COOKIE, Accounts, remember
 from app.logs import ACCESS
 from app.metrics import Metrics
 from app.request_context import CURRENT, RequestInfo, new_request_id
-from app.routes.failures import failure
+from app.routes.failures import failure, unexpected
 from db.errors import DbError
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,11 @@ class Observe:
         token = CURRENT.set(info)
         try:
             await self._app(scope, receive, counted)
+        except Exception as error:
+            if status:
+                raise  # it is too late for another answer: the connection is cut
+            # Starlette would answer this outside of here: without the id, uncounted.
+            await unexpected(Request(scope), error)(scope, receive, counted)
         finally:
             fields = {
                 "method": method,

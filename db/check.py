@@ -7,7 +7,7 @@ from pathlib import Path
 
 from db.backup import copy_to
 from db.connection import connect
-from db.errors import MigrationError, StorageUnavailable
+from db.errors import MigrationError, NotADatabase, StorageUnavailable
 from db.migrations import MIGRATIONS
 from db.migrator import version_of
 
@@ -46,8 +46,13 @@ def check(path: Path) -> list[str]:
     """
     if not path.exists():
         raise StorageUnavailable(f"there is no database at {path}")
-    with closing(connect(path, read_only=True)) as connection:
-        version = version_of(connection, path, len(MIGRATIONS))
+    try:
+        with closing(connect(path, read_only=True)) as connection:
+            version = version_of(connection, path, len(MIGRATIONS))
+    except sqlite3.DatabaseError as error:
+        raise NotADatabase(
+            f"{path} is not an SQLite database, or its first page is damaged: {error}"
+        ) from error
     with tempfile.TemporaryDirectory(prefix="tangram-check-") as folder:
         copy = Path(folder) / "copy.sqlite3"
         try:
