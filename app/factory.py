@@ -23,7 +23,19 @@ from app.operator_commands import Operator
 from app.passwords import Passwords
 from app.people import People
 from app.remote_engine import RemoteEngine
-from app.routes import account, api, auth, failures, health, keys, metrics, openai, people, replies
+from app.routes import (
+    account,
+    account_page,
+    api,
+    auth,
+    failures,
+    health,
+    keys,
+    metrics,
+    openai,
+    people,
+    replies,
+)
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -99,7 +111,7 @@ def create_app(
     )
     app.state.services = services
     failures.install(app)
-    for module in (health, metrics, auth, account, keys, people, openai, replies, api):
+    for module in (health, metrics, auth, account, account_page, keys, people, openai, replies, api):
         app.include_router(module.router)
     app.include_router(api.fallback)
     for mount in mounts:

@@ -36,12 +36,14 @@ _PAGE = """<!doctype html>
 
 
 @cache
-def _css() -> str:
+def style() -> str:
+    """The style sheet of these pages."""
     fonts = f":root{{--tc-font:{brand.FONT};--tc-mono:{brand.MONO};}}"
     return brand.token_css() + fonts + (_STATIC / "pages.css").read_text(encoding="utf-8")
 
 
-def _field(name: str, label: str, attributes: str, *, value: str = "", hint: str = "") -> str:
+def field(name: str, label: str, attributes: str, *, value: str = "", hint: str = "") -> str:
+    """A labelled input, which must be filled in."""
     described = f' aria-describedby="{name}-hint"' if hint else ""
     note = f'<span class="hint" id="{name}-hint">{escape(hint)}</span>' if hint else ""
     filled = f' value="{escape(value, quote=True)}"' if value else ""
@@ -69,7 +71,7 @@ def _page(
         name=brand.NAME,
         icon=brand.favicon_data_uri(),
         theme_script=brand.THEME_SCRIPT,
-        css=_css(),
+        css=style(),
         logo=brand.logo_svg(56),
         heading=escape(heading),
         lead=escape(lead),
@@ -90,7 +92,7 @@ def login_page(error: str | None = None, *, name: str = "") -> str:
     plain = 'autocomplete="username" autocapitalize="none" spellcheck="false"'
     hidden = 'type="password" autocomplete="current-password"'
     first, second = (plain, f"{hidden} autofocus") if name else (f"{plain} autofocus", hidden)
-    fields = _field("name", "Name", first, value=name) + _field("password", "Password", second)
+    fields = field("name", "Name", first, value=name) + field("password", "Password", second)
     return _page(
         title="Sign in",
         heading="Welcome back",
@@ -112,7 +114,7 @@ def _hidden(name: str, value: str) -> str:
 
 
 def _new_account(name: str) -> str:
-    return _field("name", "Your name", _NAME, value=name) + _field(
+    return field("name", "Your name", _NAME, value=name) + field(
         "password", "Password", _CHOSEN, hint="At least 8 characters."
     )
 
@@ -126,7 +128,7 @@ def setup_page(error: str | None = None, *, name: str = "", key: str = "") -> st
     if key:
         fields += _hidden("key", key)
     else:
-        fields += _field(
+        fields += field(
             "key",
             "Setup key",
             'autocomplete="off" autocapitalize="none" spellcheck="false"',
@@ -160,7 +162,7 @@ def invite_page(token: str, error: str | None = None, *, name: str = "") -> str:
 
 def reset_page(token: str, error: str | None = None) -> str:
     """Return the page of a reset, which asks for another password."""
-    password = _field("password", "New password", f"{_CHOSEN} autofocus", hint="At least 8 characters.")
+    password = field("password", "New password", f"{_CHOSEN} autofocus", hint="At least 8 characters.")
     return _page(
         title="New password",
         heading="New password",

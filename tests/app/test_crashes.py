@@ -117,7 +117,7 @@ async def prepare(settings: Settings) -> str:
 
 
 async def verify(settings: Settings, owner: str, answered: Answered) -> dict[str, int]:
-    """Fail when the file is not in order or lacks something that was answered; count the replies by status."""
+    """Fail when the file is not in order or lacks what was answered; count the messages by status."""
     assert check(settings.database_path) == []
     database = Database(settings.database_path, settings.backups_dir)
     database.migrate()

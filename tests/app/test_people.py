@@ -285,6 +285,50 @@ async def test_many_at_once_take_one_invitation(product: Product) -> None:
     assert await product.services.store.count_users() == 2
 
 
+async def test_the_page_of_ones_own_account(product: Product) -> None:
+    http = await invited(product, "<b>bob")
+    async with product.client(headers={"User-Agent": "<i>phone"}) as phone:
+        assert (await phone.post("/login", data={"name": "<b>bob", "password": PASSWORD})).status_code == 303
+        page = (await http.get("/account")).text
+        assert "&lt;b&gt;bob" in page
+        assert "&lt;i&gt;phone" in page
+        assert "<b>" not in page
+        assert "<i>" not in page
+        made = await http.post("/account/keys", data={"name": "laptop"})
+        key = re.search(r"<code>(tc-[\w-]+)</code>", made.text)
+        assert key is not None
+        assert made.headers["cache-control"] == "no-store"
+        assert "is not shown again" in made.text
+        again = (await http.get("/account")).text
+        assert key[1] not in again
+        assert "laptop" in again
+        assert (await http.post("/account/keys", data={"name": " "})).status_code == 400
+        async with product.client(headers={"Authorization": f"Bearer {key[1]}"}) as program:
+            assert (await program.get("/v1/models")).status_code == 200
+            assert (await program.get("/account")).status_code == 403
+            revoke = re.search(r'action="(/account/keys/\w+/revoke)"', again)
+            assert revoke is not None
+            assert (await http.post(revoke[1])).headers["location"] == "/account"
+            assert (await program.get("/v1/models")).status_code == 401
+        end = re.search(r'action="(/account/sessions/\w{32}/revoke)"', again)
+        assert end is not None
+        assert (await http.post(end[1])).status_code == 303
+        assert (await phone.get("/api/account")).status_code == 401
+        await product.sign_in(phone, "<b>bob")
+        assert (await http.post("/account/sessions/revoke")).status_code == 303
+        assert (await phone.get("/api/account")).status_code == 401
+        form = {"current": "wrong", "password": "another password"}
+        wrong = await http.post("/account/password", data=form)
+        assert (wrong.status_code, 'role="alert"' in wrong.text) == (400, True)
+        assert (await http.post("/account/password", data=form | {"current": PASSWORD})).status_code == 303
+        assert (await http.get("/account")).status_code == 200
+        evil = await http.post("/account/sessions/revoke", headers={"Origin": "https://evil.example"})
+        assert evil.status_code == 403
+    await http.aclose()
+    async with product.client(headers={"Accept": "text/html"}) as nobody:
+        assert (await nobody.get("/account")).headers["location"] == "/login"
+
+
 @pytest.mark.parametrize("asked", ["", "x" * 65, "two words", "new\tline", "é"])
 async def test_request_ids(product: Product, asked: str) -> None:
     async with product.client() as http:
