@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from clients import Part
-from engines import ENGINES, engine_options
+from engines import engine_options, parts_of
 
 
 class Engine:
@@ -20,7 +20,8 @@ class Engine:
     def __init__(self, job: dict[str, Any]) -> None:
         """``job``: engine (a name), model (a folder), profile (a file or None), kv_gib, max_model_len,
         max_num_seqs, and eager; all else is as vLLM's API server has it by default."""
-        options = engine_options(ENGINES[job["engine"]], job["profile"], own_core=True)
+        retention, settings = parts_of(job["engine"])
+        options = engine_options(retention, job["profile"], own_core=True, **settings)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -53,8 +54,9 @@ class Engine:
             "kv_cache_memory_bytes": config.cache_config.kv_cache_memory_bytes,
         }
 
-    async def ask(self, prompt: list[int], count: int) -> AsyncIterator[Part]:
-        """Stream ``count`` tokens that follow a prompt. A caller who leaves aborts the request."""
+    async def ask(self, prompt: list[int], count: int, user: str = "") -> AsyncIterator[Part]:
+        """Stream ``count`` tokens that follow a prompt. A caller who leaves aborts the request. Users do not
+        share what is cached, as in the product."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -65,7 +67,10 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        stream = self._engine.generate({"prompt_token_ids": prompt}, params, str(next(self._serial)))
+        asked: Any = {"prompt_token_ids": prompt}
+        if user:
+            asked["cache_salt"] = user
+        stream = self._engine.generate(asked, params, str(next(self._serial)))
         try:
             async for output in stream:
                 if tokens := list(output.outputs[0].token_ids):

@@ -27,8 +27,8 @@ class Part(NamedTuple):
     """Of this request so far."""
 
 
-Ask = Callable[[list[int], int], AsyncIterator[Part]]
-"""Streams the answer to a prompt of token ids; the second argument is its length in tokens."""
+Ask = Callable[[list[int], int, str], AsyncIterator[Part]]
+"""Streams the answer to a prompt of token ids; the others are its length in tokens, and who asks."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ async def converse(
             log.append(turn)
             said: list[int] = []
             try:
-                async for part in ask(history, workload.answer):
+                async for part in ask(history, workload.answer, f"client {index}"):
                     turn.parts.append((clock(), len(part.tokens)))
                     turn.cached, turn.preemptions = part.cached, part.preemptions
                     said += part.tokens

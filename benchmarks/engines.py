@@ -6,11 +6,13 @@ JSON value a line. A child becomes one engine, by the options given here, and no
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tomllib
@@ -20,7 +22,8 @@ from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {"stock": None, "tangram 1.0": 1.0, "tangram 0.5": 0.5, "tangram 0.25": 0.25}
-"""Name to retention; None for vLLM without the plugin."""
+"""Name to retention; None for vLLM without the plugin. A name may go on with settings of the plugin:
+"tangram 0.25 chunk=256"."""
 
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -80,12 +83,30 @@ def kv_bytes(config: dict[str, Any], itemsize: int = 2) -> int:
     )
 
 
+def parts_of(engine: str) -> tuple[float | None, dict[str, Any]]:
+    """Retention, and further settings of the plugin, by an engine's name. Raises ValueError for others."""
+    name, *settings = re.split(r" (?=[a-z_]+=)", engine)
+    if name not in ENGINES or (settings and name == "stock"):
+        raise ValueError(f"{engine!r} is none of {', '.join(ENGINES)}, nor one of these with settings")
+    pairs = (setting.split("=", 1) for setting in settings)
+    return ENGINES[name], {key: int(value) if value.isdigit() else value for key, value in pairs}
+
+
+def engine_name(text: str) -> str:
+    """For argparse: a name that :func:`parts_of` knows."""
+    try:
+        parts_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def cache_of(
     engine: str, config: dict[str, Any], profile: str | None, max_model_len: int
 ) -> Callable[[float], float]:
     """Bytes that this engine's cache holds of a conversation between its turns, by its tokens. Needs no
     engine."""
-    retention = ENGINES[engine]
+    retention, settings = parts_of(engine)
     if retention is None:
         return lambda tokens: tokens * kv_bytes(config)
     if str(ROOT) not in sys.path:
@@ -102,7 +123,7 @@ def cache_of(
         dtype="bfloat16",
         max_model_len=max_model_len,
     )
-    geometry = build_geometry(TangramConfig(retention=retention, profile=profile), shape)
+    geometry = build_geometry(TangramConfig(retention=retention, profile=profile, **settings), shape)
     return lambda tokens: geometry.idle_bytes(math.ceil(tokens))
 
 
@@ -180,7 +201,7 @@ def answers_channel() -> TextIO:
 
 
 def plugin_options(
-    retention: float | None, profile: str | None = None, own_core: bool = False
+    retention: float | None, profile: str | None = None, own_core: bool = False, **settings: Any
 ) -> dict[str, Any]:
     """vLLM's options of an engine of this process, whose environment is set for it: before vLLM is loaded.
     ``own_core``: the engine's core is a process of its own, as the asynchronous engine's always is."""
@@ -192,7 +213,7 @@ def plugin_options(
     os.environ["TANGRAM"] = "1"
     from tangram.config import TangramConfig
 
-    config = TangramConfig(retention=retention, profile=profile)
+    config = TangramConfig(retention=retention, profile=profile, **settings)
     return {
         "scheduler_cls": "tangram.scheduler.TangramScheduler",
         "block_size": config.page_tokens,
@@ -201,10 +222,10 @@ def plugin_options(
 
 
 def engine_options(
-    retention: float | None, profile: str | None = None, own_core: bool = False
+    retention: float | None, profile: str | None = None, own_core: bool = False, **settings: Any
 ) -> dict[str, Any]:
     """The same, with the attention backend that a GPU needs to be told."""
-    options = plugin_options(retention, profile, own_core)
+    options = plugin_options(retention, profile, own_core, **settings)
     from vllm.platforms import current_platform
 
     if retention and not current_platform.is_cpu():

@@ -3,9 +3,10 @@
     python benchmarks/gpu_serving.py [--engines stock "tangram 0.25"] [--clients 10 20 32 60]
         [--kv-gib 16] [--seconds 40] [--thinking 1.0] [--search LOW HIGH] [--json FILE]
 
-Random weights of Qwen3-4B's shape. Each client has a conversation of its own: a first message of 4,096
-random tokens, 512 new ones with every later turn, answers of 128 tokens, ten turns, an exponentially
-distributed time of thinking in between, and then a new conversation; --thinking 0 saturates the engine.
+Random weights of Qwen3-4B's shape. Each client is a user (a cache_salt) with one conversation: a first
+message of 4,096 random tokens, 512 new ones with every later turn, answers of 128 tokens, ten turns, an
+exponentially distributed time of thinking in between, and then a new conversation; --thinking 0 saturates
+the engine. An engine's name may go on with settings of the plugin: --engines "tangram 0.25 chunk=256".
 A client's first conversation begins in its middle, so that conversations are of all lengths from the start.
 
 One start of an engine serves all numbers of clients, with an empty cache for each; what happens in the
@@ -40,6 +41,7 @@ from engines import (
     child,
     device,
     earlier,
+    engine_name,
     kv_bytes,
     ratio,
     write_json,
@@ -207,7 +209,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), type=engine_name)
     parser.add_argument("--clients", nargs="*", type=int, help="numbers of clients (default 10 20 32 60)")
     parser.add_argument(
         "--exceed", nargs="+", type=float, help="as many clients as exceed the memory so often"

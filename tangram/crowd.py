@@ -1,9 +1,10 @@
 """Who goes first when more conversations want to go on than the cache holds.
 
 In calm times requests are served in their order, and idle conversations are evicted least recently used
-first. When users return in turn and their rows together exceed the cache, that order is the worst there is:
-each conversation is evicted shortly before its user returns, everything is read again, and the cache serves
-nobody. So once a request has waited for a while, the engine is crowded, and until nobody has:
+first (:mod:`tangram.resident`). When users return in turn and their rows together exceed the cache, that
+order is the worst there is: each conversation is evicted shortly before its user returns, everything is read
+again, and the cache serves nobody. So once a request has waited for a while, the engine is crowded, and until
+nobody has:
 
 - requests whose row is still there, and short ones, are admitted first: they cost a few tokens instead of a
   whole history;

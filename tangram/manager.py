@@ -6,7 +6,8 @@ an idle conversation takes its row over and fills the holes with fresh pages, wh
 they are read. One that continues what another is using (a running request, or a prefix that several share)
 forks: sealed pages, which nobody writes again, are shared by reference count, and the raw tokens that it
 needs are copied to a ring of its own. Idle rows stay referenced, so vLLM sees their pages as used; they are
-evicted, least recently used first, when an allocation needs them and only then.
+evicted when an allocation needs them and only then: those first whose owner began another conversation, then
+the least recently used, and those last whose users are back and wait.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ class RaggedManager(SingleTypeKVCacheManager):
             return pages
         self._passed_prefix(live, live.request)  # a wide step may have been its first and last
         row, hashes = [page.block_id for page in pages], self._offers.hashes(live.request)
-        if not self.resident.add(request_id, row, live.known_tokens(), live.slots, hashes, live.raw_from):
+        known, owner = live.known_tokens(), live.request.cache_salt
+        if not self.resident.add(request_id, row, known, live.slots, hashes, live.raw_from, owner):
             return pages
         idle = self.resident.newest()
         kept = set(idle.held())
@@ -215,6 +217,16 @@ class RaggedManager(SingleTypeKVCacheManager):
                     # Where that is too near to be worth a wide step, the next step gets there.
                     return length if length - start >= least else boundary
         return end
+
+    def arrived(self, request: Request) -> None:
+        """A request waits from now on. The conversation that it goes on with is evicted last; when it goes on
+        with none, those that its owner had before are evicted first: who begins another one rarely comes back
+        soon. An owner is a ``cache_salt``."""
+        row = self.row_of(request)
+        if row is not None and not row.shared:
+            self.resident.expect(row)
+        elif request.cache_salt is not None:
+            self.resident.leave(request.cache_salt)
 
     def row_of(self, request: Request) -> Row | None:
         """The idle row that a waiting request will continue, if there is one."""

@@ -31,6 +31,8 @@ class Row:
         shared: a prefix for others to copy, not a conversation for one to take over.
         used: whether anybody continued it.
         step: the scheduler's step in which it was made; its copies run with that step.
+        owner: whose conversation it is, None where that is not known.
+        left: whether its owner began another conversation since.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Row:
     shared: bool = False
     used: bool = False
     step: int = -1
+    owner: str | None = None
+    left: bool = False
 
     def held(self) -> list[int]:
         """The pages that the row owns a reference to."""
@@ -48,7 +52,7 @@ class Row:
 
 
 class ResidentRows:
-    """Least recently used order of rows, and an index from prefix hash to the rows that continue it.
+    """The order in which rows are evicted, and an index from prefix hash to the rows that continue it.
 
     Args:
         geometry: the cache's arithmetic.
@@ -105,6 +109,7 @@ class ResidentRows:
         written: int,
         hashes: Sequence[Hashable],
         raw_from: int = 0,
+        owner: str | None = None,
     ) -> bool:
         """Keep an idle conversation, and of its pages those that resuming it needs.
 
@@ -122,7 +127,8 @@ class ResidentRows:
         lengths = self.resumable(tokens, written, raw_from)
         targets = {length: hashes[length // size - 1] for length in lengths}
         if targets:
-            self._insert(Row(name, self._without_surplus(pages, lengths), tokens, targets, self._clock()))
+            kept = self._without_surplus(pages, lengths)
+            self._insert(Row(name, kept, tokens, targets, self._clock(), owner=owner))
         return bool(targets)
 
     def _without_surplus(self, pages: Sequence[int], lengths: Sequence[int]) -> list[int | None]:
@@ -168,6 +174,18 @@ class ResidentRows:
         self._rows.move_to_end(id(row))
         row.since = self._clock()
         row.used = True
+        row.left = False
+
+    def expect(self, row: Row) -> None:
+        """Its user is back and waits: it is evicted last."""
+        self._rows.move_to_end(id(row))
+        row.left = False
+
+    def leave(self, owner: str) -> None:
+        """The owner began another conversation: those before are evicted first, in their order."""
+        for row in [row for row in reversed(self._rows.values()) if row.owner == owner and not row.shared]:
+            self._rows.move_to_end(id(row), last=False)
+            row.left = True
 
     def mark_forked(self, pages: Iterable[int]) -> None:
         """These pages have, or may get, owners beside the rows of this object."""
@@ -199,10 +217,11 @@ class ResidentRows:
     def stale_pages(self, seconds: float) -> int:
         """Pages of the rows that nobody used for so long."""
         latest, pages = self._clock() - seconds, 0
-        for row in self._rows.values():  # in the order of their use
-            if row.since > latest:
+        for row in self._rows.values():  # those that were left, and then in the order of their use
+            if row.since <= latest:
+                pages += len(row.held())
+            elif not row.left:
                 break
-            pages += len(row.held())
         return pages
 
     def unused_prefix(self, name: str) -> Row | None:

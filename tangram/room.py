@@ -1,4 +1,4 @@
-"""Room in the pool: what idle rows hold is given up, least recently used first, when somebody needs it."""
+"""Room in the pool: what idle rows hold is given up, in the order of tangram.resident, when it is needed."""
 
 from __future__ import annotations
 

@@ -112,10 +112,11 @@ class TangramScheduler(AsyncScheduler):
         with self._lock:
             return super().update_from_output(*args, **kwargs)
 
-    def add_request(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's."""
+    def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's; the manager learns who is back, and who began another conversation."""
         with self._lock:
-            super().add_request(*args, **kwargs)
+            super().add_request(request, *args, **kwargs)
+            self.manager.arrived(request)
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's."""

@@ -19,7 +19,7 @@ class Scripted:
         self.prompts: list[list[int]] = []
         self.working = self.most = self.left = 0
 
-    async def ask(self, prompt: list[int], count: int) -> AsyncIterator[Part]:
+    async def ask(self, prompt: list[int], count: int, user: str) -> AsyncIterator[Part]:
         self.prompts.append(prompt)
         self.working += 1
         self.most = max(self.most, self.working)

@@ -1,5 +1,6 @@
 """What a benchmark's engines are made of: the model, the profile, the plugin of a checkout."""
 
+import argparse
 import importlib.metadata
 import json
 import sys
@@ -40,6 +41,24 @@ def test_what_an_engines_cache_holds(tmp_path: Path) -> None:
     assert 1.0 <= held["tangram 1.0"] / held["stock"] < 1.01
     kept = (256 + 19 * 512 * 0.25) / 9984
     assert held["tangram 0.25"] / held["stock"] == pytest.approx(kept, rel=0.05)
+
+
+def test_an_engines_name_may_go_on_with_settings(tmp_path: Path) -> None:
+    assert engines.parts_of("tangram 0.25 chunk=256 scorer=snapkv") == (
+        0.25,
+        {"chunk": 256, "scorer": "snapkv"},
+    )
+    assert engines.parts_of("stock") == (None, {})
+    for wrong in ("tangram", "tangram 0.3", "stock chunk=256", "tangram 0.25 chunk"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is none of stock"):
+            engines.engine_name(wrong)
+    config = engines.write_model(tmp_path, tiny=False)
+    profile = str(tmp_path / "profile.json")
+    short, usual = (
+        engines.cache_of(name, config, profile, 16384)(640 + 9984)
+        for name in ("tangram 1.0 chunk=256", "tangram 1.0")
+    )
+    assert short <= usual
 
 
 def test_vllm_finds_the_plugin_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

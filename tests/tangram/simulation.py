@@ -126,10 +126,10 @@ class Simulation:
         self._watch_pool()
         self._hasher = get_request_block_hasher(geometry.page_tokens, sha256)
 
-    def add(self, name: str, prompt: list[int], count: int, salt: str = "me") -> None:
+    def add(self, name: str, prompt: list[int], count: int, salt: str | None = "me") -> None:
         """Ask for ``count`` tokens."""
-        self.salts[name] = salt
-        self.prompts[name] = (list(prompt), salt, count)
+        self.salts[name] = salt or ""
+        self.prompts[name] = (list(prompt), salt or "", count)
         self.outputs[name] = []
         params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.0)
         request = Request(name, list(prompt), params, None, cache_salt=salt, block_hasher=self._hasher)

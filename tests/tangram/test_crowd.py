@@ -262,9 +262,9 @@ def test_rows_are_looked_up_a_few_at_a_step(make: Make, monkeypatch: pytest.Monk
         looked_up.append(request.request_id)
         return row_of(request)
 
-    monkeypatch.setattr(sim.manager, "row_of", counted)
     for index in range(40):
         sim.add(str(index), tokens(index, 16 * 20), 2)
+    monkeypatch.setattr(sim.manager, "row_of", counted)
     for step in range(1, 9):
         sim.step()
         assert len(looked_up) == min(40, 5 * step)

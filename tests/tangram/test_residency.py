@@ -308,6 +308,57 @@ def test_all_idle_conversations_return_and_none_is_lost(make: Make) -> None:
     sim.close()
 
 
+def names(sim: Simulation) -> list[str]:
+    """Idle conversations, the next one to be evicted first."""
+    return [row.name for row in sim.manager.resident.rows()]
+
+
+def test_a_conversation_whose_user_waits_is_evicted_last(make: Make) -> None:
+    """While the one before him is read, which takes the room of an idle conversation."""
+    sim = make(G.pages(480) + 2 * G.idle_pages(200) + 2, max_num_seqs=1)
+    for index, salt in enumerate(("me", "you")):
+        sim.add(f"first{index}", tokens(index, 200), 1, salt=salt)
+        sim.run()
+    sim.add("long", tokens(9, 470), 1, salt="somebody")
+    sim.add("again0", tokens(0, 230), 30, salt="me")
+    assert names(sim) == ["first1", "first0"]
+    sim.run()
+    assert sim.cached["again0"] == 200 - 200 % G.page_tokens
+    sim.close()
+
+
+def test_who_begins_another_conversation_leaves_those_before(make: Make) -> None:
+    """They are evicted first, the least recently used before the others. Other users' keep their places, and
+    so do all of one who only goes on with a conversation."""
+    sim = make(2000)
+    for index, name in enumerate(("b1", "a1", "c1", "a2")):
+        sim.add(name, tokens(index, 100), 1, salt=name[0])
+        sim.run()
+    assert names(sim) == ["a1", "b1", "c1", "a2"]
+    sim.add("a3", tokens(50, 100), 1, salt="a")
+    assert names(sim) == ["a1", "a2", "b1", "c1"]
+    sim.run()
+    sim.add("b1 goes on", tokens(0, 130), 1, salt="b")
+    sim.run()
+    assert names(sim) == ["a1", "a2", "c1", "a3", "b1 goes on"]
+    assert [row.left for row in sim.manager.resident.rows()] == [True, True, False, False, False]
+    sim.add("a2 goes on", tokens(3, 130), 1, salt="a")
+    assert names(sim) == ["a1", "c1", "a3", "b1 goes on", "a2"]
+    sim.run()
+    assert [row.left for row in sim.manager.resident.rows()] == [True, False, False, False, False]
+    sim.close()
+
+
+def test_nobody_leaves_a_conversation_where_users_are_not_told_apart(make: Make) -> None:
+    sim = make(2000)
+    for index in range(3):
+        sim.add(str(index), tokens(index, 100), 1, salt=None)
+        sim.run()
+    assert names(sim) == ["0", "1", "2"]
+    assert not any(row.left for row in sim.manager.resident.rows())
+    sim.close()
+
+
 def test_a_returning_conversation_whose_row_is_gone_is_counted(make: Make) -> None:
     sim = make(G.pages(LENGTH))
     sim.add("first", tokens(1, 200), 2)
