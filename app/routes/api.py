@@ -1,4 +1,4 @@
-"""The product's own API under /api: conversations, API keys, the engine's state. Replies are in `replies`."""
+"""The product's own API under /api: conversations, the engine's state. Replies are in `replies`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from app.errors import Missing
 from app.routes.deps import ServicesDep, User
 from app.routes.json_body import JsonBody
-from app.routes.views import conversation_json, engine_json, key_json, message_json
+from app.routes.views import conversation_json, engine_json, message_json
 from app.sampling import checked
 
 router = APIRouter(prefix="/api")
@@ -27,10 +27,6 @@ class ConversationChange(JsonBody):
     title: str | None = Field(default=None, max_length=200)
     settings: dict[str, Any] | None = None
     active_message_id: str | None = None
-
-
-class NewKey(JsonBody):
-    name: str = Field(min_length=1, max_length=200)
 
 
 @router.get("/conversations")
@@ -101,24 +97,6 @@ async def list_messages(
         "messages": [message_json(message) for message in path],
         "running_reply_id": services.generation.running(user.id, conversation_id),
     }
-
-
-@router.get("/keys")
-async def list_keys(user: User, services: ServicesDep) -> dict[str, Any]:
-    return {"keys": [key_json(key) for key in await services.store.list_api_keys(user.id)]}
-
-
-@router.post("/keys", status_code=201)
-async def create_key(body: NewKey, user: User, services: ServicesDep) -> dict[str, Any]:
-    """A new API key. This answer is the only place where it can be read."""
-    key, record = await services.accounts.create_api_key(user.id, body.name)
-    return {**key_json(record), "key": key}
-
-
-@router.delete("/keys/{key_id}", status_code=204)
-async def revoke_key(key_id: str, user: User, services: ServicesDep) -> Response:
-    await services.store.revoke_api_key(user.id, key_id)
-    return Response(status_code=204)
 
 
 @router.get("/engine")

@@ -96,7 +96,9 @@ def test_failed_step_changes_nothing_and_names_the_backup(used: Database) -> Non
     before, old_schema = dump(used), schema(used.path)
     good = Migration(NEXT, "rename", statements("UPDATE users SET name = 'Bob'", "CREATE TABLE x (a)"))
     bad = Migration(NEXT + 1, "broken", statements("DROP TABLE settings", "SELECT * FROM missing"))
-    with pytest.raises(MigrationError, match=r"step 3 \(broken\) and was undone: no such table") as caught:
+    with pytest.raises(
+        MigrationError, match=rf"step {NEXT + 1} \(broken\) and was undone: no such table"
+    ) as caught:
         upgrade(used, good, bad)
     assert caught.value.backup is not None
     assert str(caught.value.backup) in str(caught.value)
