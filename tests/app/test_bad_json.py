@@ -9,11 +9,11 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.routes import api, openai, replies
+from app.routes import account, api, keys, openai, people, replies
 from app.routes.json_body import JsonBody
 from tests.app.conftest import Product
 
-ROUTERS = (api.router, openai.router, replies.router)
+ROUTERS = (api.router, openai.router, replies.router, keys.router, account.router, people.router)
 SURROGATE, HUGE = '"a \\ud800 b"', "1" + "0" * 400
 NOT_FINITE = ("1e999", "-1e999", "NaN", "Infinity")
 WHOLE = {
@@ -65,7 +65,7 @@ async def address(product: Product, path: str) -> str:
     conversation = await product.conversation()
     reply = await product.reply(conversation, "/say ok")
     names = {"conversation_id": conversation, "reply_id": reply.id, "message_id": reply.parent_id}
-    return path.format(**names)
+    return path.format(**names, user_id=product.owner)
 
 
 def test_all_json_routes_are_found() -> None:
@@ -76,6 +76,10 @@ def test_all_json_routes_are_found() -> None:
         "/api/messages/{message_id}/edit",
         "/api/replies/{reply_id}/regenerate",
         "/api/keys",
+        "/api/account/password",
+        "/api/admin/invitations",
+        "/api/admin/users/{user_id}",
+        "/api/admin/users/{user_id}/reset",
         "/v1/chat/completions",
     }
     assert all(issubclass(model, JsonBody) for _, _, model in ROUTES)
