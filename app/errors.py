@@ -109,6 +109,18 @@ class TooManyAttempts(AppError):
         self.retry_after = retry_after
 
 
+class Busy(AppError):
+    """The user, or everybody together, has asked for too much; ask again after `retry_after` seconds."""
+
+    status = 429
+    code = "rate_limited"
+
+    def __init__(self, message: str, retry_after: int, *, code: str = "rate_limited") -> None:
+        super().__init__(f"{message} Try again in {retry_after} second{'s' if retry_after != 1 else ''}.")
+        self.retry_after = retry_after
+        self.code = code
+
+
 class EngineNotReady(AppError):
     """The engine is starting, restarting or down; ask again after `retry_after` seconds."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from app.context import STARTS_AT, Branch, ContextMeter, can_continue, meter
 from app.errors import BadRequest, ConversationBusy, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
+from app.fairness import FairQueue, Ticket
 from app.job import Job, replay
 from app.metrics import Metrics
 from app.prompting import Prompting, draft, with_ids
@@ -47,6 +48,7 @@ class GenerationService:
         store: Store,
         supervisor: EngineSupervisor,
         metrics: Metrics,
+        queue: FairQueue,
         *,
         flush_seconds: float = 1.0,
         drain_seconds: float = 10.0,
@@ -55,14 +57,14 @@ class GenerationService:
     ) -> None:
         self._store = store
         self._supervisor = supervisor
+        self._queue = queue
         self._runner = ReplyRunner(
             store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget
         )
         self._resumption = Resumption(store, supervisor, self._runner, self._prepare, self._take_in)
         self._prompting = Prompting(store, supervisor, max_reply_tokens)
         self._resume_replies = resume_replies
-        self.queue_position: Callable[[str], int | None] = lambda reply_id: None
-        """Where a reply waits for the engine, by its id: 1 is next, None does not wait."""
+        queue.on_move = self.notify_waiting
         self._drain_seconds = drain_seconds
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,8 +85,9 @@ class GenerationService:
         """Commit the user's message and an empty reply, start the reply, return both.
 
         parent_id: the reply to answer; default the active leaf.
-        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, ReplyUnsaved (disk full),
-        BadRequest (empty content); nothing is stored in these cases, so a page can keep its text.
+        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, Busy (too many requests),
+        ReplyUnsaved (disk full), BadRequest (empty content); nothing is stored in these cases, so a page can
+        keep its text.
         """
         async with self._claim(owner, conversation_id):
             conversation = await self._store.get_conversation(owner, conversation_id)
@@ -126,8 +129,10 @@ class GenerationService:
                 user = with_ids(user, ids)
             branch = Branch([*before, user], conversation.system_prompt, old)
             request, window = await self._prompting.request(conversation, templating, branch, sampling)
-            reply = await self._store.add_reply(owner, conversation_id, user.id, templating.model_name)
-            self._begin(Job.of(reply, len(request.prompt), window.facts), engine, request, templating)
+            with self._place(owner) as ticket:
+                reply = await self._store.add_reply(owner, conversation_id, user.id, templating.model_name)
+                job = Job.of(reply, len(request.prompt), window.facts, ticket)
+                self._begin(job, engine, request, templating)
             return ReplyHandle(user, reply)
 
     async def continue_reply(
@@ -145,8 +150,10 @@ class GenerationService:
             engine, templating = self._ready()
             job = Job.going_on(path[-1])
             request = await self._go_on(job, conversation, path, templating, sampling)
-            reply = await self._store.reopen_reply(owner, reply_id)
-            self._begin(job, engine, request, templating)
+            with self._place(owner) as ticket:
+                reply = await self._store.reopen_reply(owner, reply_id)
+                job.ticket = ticket
+                self._begin(job, engine, request, templating)
             return ReplyHandle(path[-2], reply)
 
     async def _go_on(
@@ -184,7 +191,9 @@ class GenerationService:
         conversation = await self._store.get_conversation(job.owner, job.conversation_id)
         path = await self._store.path(job.owner, job.conversation_id, job.reply_id)
         spent = len(path[-1].token_ids)
-        return engine, await self._go_on(job, conversation, path, templating, spent=spent), templating
+        request = await self._go_on(job, conversation, path, templating, spent=spent)
+        job.ticket = self._queue.rejoin(job.owner)
+        return engine, request, templating
 
     async def _take_in(self, job: Job, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async with self._claim(job.owner, job.conversation_id):
@@ -210,19 +219,30 @@ class GenerationService:
         message = with_ids(draft(conversation, path, content), segment)
         branch = Branch([*path, message], conversation.system_prompt)
         request, window = await self._prompting.request(conversation, templating, branch, sampling)
-        user, reply = await self._store.add_turn(
-            owner, conversation.id, path[-1].id if path else None, content, segment, templating.model_name
-        )
-        facts = window.facts
-        if facts.get(STARTS_AT) == message.id:
-            facts[STARTS_AT] = user.id
-        self._begin(Job.of(reply, len(request.prompt), facts), engine, request, templating)
+        with self._place(owner) as ticket:
+            user, reply = await self._store.add_turn(
+                owner, conversation.id, path[-1].id if path else None, content, segment, templating.model_name
+            )
+            facts = window.facts
+            if facts.get(STARTS_AT) == message.id:
+                facts[STARTS_AT] = user.id
+            self._begin(Job.of(reply, len(request.prompt), facts, ticket), engine, request, templating)
         return ReplyHandle(user, reply)
 
     def _ready(self) -> tuple[EngineClient, Templating]:
         if self._closing:
             raise EngineNotReady("The server is shutting down.")
         return self._supervisor.client, self._supervisor.templating
+
+    @contextlib.contextmanager
+    def _place(self, owner: str) -> Iterator[Ticket]:
+        """A place in the queue, taken before anything is stored and given back if that fails. Raises Busy."""
+        ticket = self._queue.join(owner)
+        try:
+            yield ticket
+        except BaseException:
+            ticket.leave()
+            raise
 
     @contextlib.asynccontextmanager
     async def _claim(self, owner: str, conversation_id: str) -> AsyncIterator[None]:
@@ -267,15 +287,21 @@ class GenerationService:
         await job.settled.wait()
         await self._runner.ensure_saved(job)
 
+    async def stop_owner(self, owner: str) -> None:
+        """Stop whatever is being written for a user; for one who was shut out."""
+        for job in [job for job in self._jobs.values() if job.owner == owner]:
+            job.ask_to_end("stopped")
+            await job.settled.wait()
+
     async def stop_conversation(self, owner: str, conversation_id: str) -> None:
         """Stop whatever is being written in a conversation; to be called before it is deleted."""
         if reply_id := self.running(owner, conversation_id):
             await self.stop(owner, reply_id)
 
     def position(self, owner: str, reply_id: str) -> int | None:
-        """A reply's place in the queue for the engine: 1 is next; None when it does not wait there."""
+        """Place of a reply in the queue: 1 is next; None when it is being written, finished or unknown."""
         job = self._job(owner, reply_id)
-        return job.position() if job is not None and job.first_token is None else None
+        return job.position if job is not None else None
 
     def notify_waiting(self) -> None:
         """Tell those who watch replies without a token yet that positions in the queue have changed."""
@@ -360,7 +386,6 @@ class GenerationService:
         self._start(job, self._runner.run(job, engine, request, templating))
 
     def _start(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
-        job.position = lambda: self.queue_position(job.reply_id)
         self._jobs[job.reply_id] = job
         task = asyncio.create_task(work, name=f"reply {job.reply_id}")
         self._tasks.add(task)

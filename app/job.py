@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.context import CUT, LEFT_OUT, STARTS_AT
 from app.events import Event
+from app.fairness import Ticket
 from db.views import FinalStatus, MessageView
 from tangram.client import CompletionChunk, Usage
 
@@ -33,7 +34,7 @@ class Job:
 
     facts: numbers for the stats that were known from the start (app.context).
     prior: how many of `token_ids` an earlier run wrote; this one continues them.
-    position: its place in the queue for the engine, None where it does not wait there.
+    ticket: its place in the queue, which the runner gives back.
     ending: how to settle it: what somebody asked for (Stop, or the app going down), else how it went.
     settled: it has ended for its watchers. unsaved: it has ended, but the database has not taken it yet.
     saving: held while it is being given to the database.
@@ -43,6 +44,7 @@ class Job:
     conversation_id: str
     reply_id: str
     prompt_tokens: int
+    ticket: Ticket | None = None
     status: str = "pending"
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -52,7 +54,6 @@ class Job:
     stats: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     prior: int = 0
-    position: Callable[[], int | None] = lambda: None
     ending: FinalStatus | None = None
     end: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,10 +66,21 @@ class Job:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, reply: MessageView, prompt_tokens: int, facts: Mapping[str, Any]) -> Job:
+    def of(
+        cls,
+        reply: MessageView,
+        prompt_tokens: int,
+        facts: Mapping[str, Any],
+        ticket: Ticket | None = None,
+    ) -> Job:
         """The job of a reply that was just stored, still empty."""
         return cls(
-            reply.user_id, reply.conversation_id, reply.id, prompt_tokens=prompt_tokens, facts=dict(facts)
+            reply.user_id,
+            reply.conversation_id,
+            reply.id,
+            prompt_tokens=prompt_tokens,
+            facts=dict(facts),
+            ticket=ticket,
         )
 
     @classmethod
@@ -121,6 +133,11 @@ class Job:
         """(status, error) as a watcher sees them; what is to be stored stays in `status` and `error`."""
         return ("error", UNSAVED) if self.unsaved else (self.status, self.error)
 
+    @property
+    def position(self) -> int | None:
+        """Its place in the queue for the engine: 1 is next; None when it does not wait there."""
+        return (self.ticket.position or None) if self.ticket is not None else None
+
     def notify(self) -> None:
         """Wake the subscribers."""
         changed, self._changed = self._changed, asyncio.Event()
@@ -165,7 +182,7 @@ class Job:
             elif seen < len(self.text):
                 delta, seen = self.text[seen:], len(self.text)
                 yield Event("delta", delta, status, seen, self.stats)
-            if self.first_token is None and not settled and (place := (self.position(),)) != told:
+            if self.first_token is None and not settled and (place := (self.position,)) != told:
                 told = place
                 yield Event("queued", "", status, seen or 0, position=place[0])
             if settled:

@@ -78,11 +78,15 @@ class ReplyRunner:
             for task in (reader, ended):
                 task.cancel()
             await asyncio.wait({reader, ended})
+            if job.ticket is not None:
+                job.ticket.leave()
         failure = None if reader.cancelled() else reader.exception()
         job.token_ids = templating.settle(job.token_ids)
         await self.settle(job, failure)
 
     async def _read(self, job: Job, engine: EngineClient, request: CompletionRequest) -> None:
+        if job.ticket is not None:
+            await job.ticket.turn()
         async with contextlib.aclosing(engine.stream(request)) as chunks:
             async for chunk in chunks:
                 if chunk.token_ids and job.status == "pending":

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 Role = Literal["user", "assistant"]
 Status = Literal["complete", "pending", "streaming", "stopped", "interrupted", "error"]
 FinalStatus = Literal["complete", "stopped", "interrupted", "error"]
+LinkKind = Literal["invite", "reset"]
 
 OPEN_STATUSES: tuple[str, ...] = ("pending", "streaming")
 FINAL_STATUSES: tuple[str, ...] = get_args(FinalStatus)
@@ -37,6 +38,59 @@ class ApiKeyView:
     created_at: int
     last_used_at: int | None
     revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A sign-in of a browser, without its token. `address` and `user_agent` are those of its beginning."""
+
+    id: str
+    user_id: str
+    created_at: int
+    expires_at: int
+    last_seen_at: int
+    address: str
+    user_agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """An invitation (`user_id` is who took it) or a reset (`user_id` is whose password it changes)."""
+
+    id: str
+    kind: LinkKind
+    user_id: str | None
+    is_admin: bool
+    note: str
+    created_by: str | None
+    created_at: int
+    expires_at: int
+    used_at: int | None
+    revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaView:
+    """One user's own limits: requests at once, requests that wait, requests a minute. None: the default."""
+
+    running: int | None = None
+    waiting: int | None = None
+    per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PersonView:
+    """An account as an administrator sees it. `last_seen_at` is the latest use of a sign-in or a key."""
+
+    id: str
+    name: str
+    is_admin: bool
+    created_at: int
+    disabled_at: int | None
+    last_seen_at: int | None
+    sessions: int
+    api_keys: int
+    quota: QuotaView
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +149,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class AuditView:
-    """One administrative change, with the values before and after it."""
+    """One sign-in or administrative change, with the values before and after it and whose request it was."""
 
     id: str
     user_id: str | None
@@ -103,3 +157,5 @@ class AuditView:
     before: Any
     after: Any
     created_at: int
+    address: str | None = None
+    request_id: str | None = None

@@ -15,18 +15,18 @@ from tangram.errors import EngineRejected, EngineUnavailable
 
 
 class Run:
-    """The chunks of several prompts, one prompt after another.
+    """The chunks of several prompts, one prompt after another, in one place of the owner's in the queue.
 
     The answers to prompt k have the indices k * n to k * n + n - 1.
     """
 
     def __init__(
-        self, services: Services, engine: EngineClient, requests: Sequence[CompletionRequest]
+        self, services: Services, owner: str, engine: EngineClient, requests: Sequence[CompletionRequest]
     ) -> None:
         self._services = services
         self._job = Job("", "", "", sum(len(request.prompt) for request in requests))
         self._usages: list[Usage] = []
-        self._chunks = self._read(engine, requests)
+        self._chunks = services.queue.stream(owner, self._read(engine, requests))
 
     @property
     def usage(self) -> Usage:

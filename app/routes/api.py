@@ -1,4 +1,4 @@
-"""The product's own API under /api: conversations, API keys, the engine's state. Replies are in `replies`."""
+"""The product's own API under /api: conversations, the engine's state. Replies are in `replies`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool, StrictInt
 from app.errors import Missing
 from app.routes.deps import ServicesDep, User
 from app.routes.json_body import JsonBody
-from app.routes.views import conversation_json, engine_json, key_json, message_json
+from app.routes.views import conversation_json, engine_json, message_json
 from app.sampling import checked
 from app.transfer.own import MAX_SYSTEM_PROMPT
 
@@ -38,10 +38,6 @@ class Consent(JsonBody):
 
 class Rating(JsonBody):
     rating: StrictInt | None
-
-
-class NewKey(JsonBody):
-    name: str = Field(min_length=1, max_length=200)
 
 
 @router.get("/conversations")
@@ -131,24 +127,6 @@ async def get_message(message_id: str, user: User, services: ServicesDep) -> dic
 async def rate_reply(reply_id: str, body: Rating, user: User, services: ServicesDep) -> dict[str, Any]:
     """Like a reply (1), dislike it (-1) or neither (null)."""
     return message_json(await services.store.rate_reply(user.id, reply_id, body.rating))
-
-
-@router.get("/keys")
-async def list_keys(user: User, services: ServicesDep) -> dict[str, Any]:
-    return {"keys": [key_json(key) for key in await services.store.list_api_keys(user.id)]}
-
-
-@router.post("/keys", status_code=201)
-async def create_key(body: NewKey, user: User, services: ServicesDep) -> dict[str, Any]:
-    """A new API key. This answer is the only place where it can be read."""
-    key, record = await services.accounts.create_api_key(user.id, body.name)
-    return {**key_json(record), "key": key}
-
-
-@router.delete("/keys/{key_id}", status_code=204)
-async def revoke_key(key_id: str, user: User, services: ServicesDep) -> Response:
-    await services.store.revoke_api_key(user.id, key_id)
-    return Response(status_code=204)
 
 
 @router.get("/calibration-consent")

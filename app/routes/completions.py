@@ -49,7 +49,7 @@ async def completions(body: CompletionBody, request: Request, user: User, servic
         )
         for prompt in prompts
     ]
-    run = Run(services, engine, asked)
+    run = Run(services, user.id, engine, asked)
     answer = _Answer(body, templating, prompts)
     if not body.stream:
         return JSONResponse(await until_disconnect(request, _whole(run, answer)))

@@ -72,12 +72,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _client_gone)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 def _app_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, AppError):
-        return _unexpected(request, error)
+        return unexpected(request, error)
     retry = getattr(error, "retry_after", None)
     return failure(error.status, error.message, code=error.code, param=error.param, retry_after=retry)
 
@@ -112,7 +112,7 @@ def _engine_rejected(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError) or not error.errors():
-        return _unexpected(request, error)
+        return unexpected(request, error)
     found = [(_place(one, error.body), one) for one in error.errors()]
     # Of what is said about a union's branches, that about the deepest place is about the one that was meant.
     keys, said = max(found, key=lambda pair: len(pair[0]))
@@ -141,7 +141,7 @@ def _place(said: Mapping[str, Any], body: Any) -> list[str]:
 
 def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        return _unexpected(request, error)
+        return unexpected(request, error)
     answer = failure(error.status_code, str(error.detail))
     answer.headers.update(error.headers or {})
     return answer
@@ -151,6 +151,7 @@ def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+def unexpected(request: Request, error: Exception) -> Response:
+    """The answer to an error that nobody foresaw; the log has it."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return failure(500, "Something went wrong here. The server's log has the details.", code="internal_error")

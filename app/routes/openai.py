@@ -64,7 +64,7 @@ async def chat_completions(
     if body.conversation_id is not None:
         return await _within(body, request, user, services)
     asked = await asyncio.to_thread(_ask, body, user, services, templating)
-    run = Run(services, engine, [asked.request])
+    run = Run(services, user.id, engine, [asked.request])
     stream = _Stream(body)
     if not body.stream:
         return JSONResponse(await until_disconnect(request, _whole(run, asked, stream)))

@@ -189,13 +189,13 @@ async def test_a_wanted_restart_of_the_engine_is_survived(product: Product) -> N
     assert (whole.status, whole.content, whole.stats["resumed"]) == ("complete", lorem(product, 60), 1)
 
 
-async def test_positions_in_the_queue_are_told(product: Product) -> None:
-    generation = product.services.generation
-    places: dict[str, int] = {}
-    generation.queue_position = places.get
+async def test_positions_in_the_queue_are_told(product: Product, fake_engine: FakeEngine) -> None:
+    """With one place at the engine, taken by somebody else."""
+    generation, queue = product.services.generation, product.services.queue
+    queue._running = 1
+    first, second = queue.rejoin("somebody"), queue.rejoin("somebody else")
     conversation = await product.conversation()
-    handle = await generation.send(product.owner, conversation, "/prefill 0.3 /say hi")
-    places[handle.reply.id] = 2
+    handle = await generation.send(product.owner, conversation, "/say hi")
     seen: list[Any] = []
     async with contextlib.aclosing(generation.subscribe(product.owner, handle.reply.id)) as events:
         async for event in events:
@@ -203,13 +203,12 @@ async def test_positions_in_the_queue_are_told(product: Product) -> None:
             if event.position == 2:
                 assert generation.position(product.owner, handle.reply.id) == 2
                 assert generation.position("somebody else", handle.reply.id) is None
-                places[handle.reply.id] = 1
-                generation.notify_waiting()
+                first.leave()
             elif event.position == 1:
-                del places[handle.reply.id]
-                generation.notify_waiting()
-    assert [place for kind, place in seen if kind == "queued"] == [2, 1, None]
-    assert [kind for kind, _ in seen if kind != "queued"][-1] == "done"
+                assert fake_engine.requests == []
+                second.leave()
+    assert [place for kind, place in seen if kind == "queued"][:2] == [2, 1]
+    assert seen[-1][0] == "done"
     assert generation.position(product.owner, handle.reply.id) is None
 
 

@@ -24,6 +24,7 @@ from tests.app.test_supervisor import alive
 from tests.fake_engine import LOREM
 
 ROOT = Path(__file__).resolve().parents[2]
+SETUP_KEY = "key of the tests' first account"
 FAKE = ROOT / "tests" / "fake_engine.py"
 IN_A_TERMINAL = (
     sys.executable,
@@ -68,6 +69,7 @@ async def start(home: Path, model: Path, *before: str, **environment: str) -> As
             "TANGRAM_PORT": str(port),
             "TANGRAM_ENGINE_COMMAND": shlex.join([sys.executable, str(FAKE)]),
             "TANGRAM_ENGINE_ARGS": "--fake-token-seconds 0.02",
+            "TANGRAM_SETUP_KEY": SETUP_KEY,
             "MODEL": str(model),
             **environment,
         },
@@ -96,7 +98,7 @@ async def ready(running: Running) -> None:
 @contextlib.asynccontextmanager
 async def signed_in(running: Running) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=running.url, timeout=30, trust_env=False) as http:
-        form = {"name": "ann", "password": PASSWORD}
+        form = {"name": "ann", "password": PASSWORD, "key": SETUP_KEY}
         if (await http.post("/setup", data=form)).status_code != 303:
             assert (await http.post("/login", data=form)).status_code == 303
         yield http
@@ -121,7 +123,7 @@ async def test_killed_in_mid_reply_then_stopped_in_mid_reply(tmp_path: Path, bun
     async with start(home, bundled_model_dir) as first:
         await ready(first)
         assert any(first.url in line and "Tangram Chat is at" in line for line in first.lines)
-        assert any("/setup" in line for line in first.lines)
+        assert any(f"{first.url}/setup?key=key+of+the+tests" in line for line in first.lines)
         async with signed_in(first) as http:
             conversation, reply = await begin(http)
             engine = first.engine_pids

@@ -31,8 +31,21 @@ WITHOUT_OWNER = {
     "count_users",
     "set_password_hash",
     "disable_user",
+    "enable_user",
+    "set_admin",
+    "list_users",
+    "set_quota",
+    "list_quotas",
+    "create_invitation",
+    "create_reset",
+    "open_link",
+    "accept_invitation",
+    "accept_reset",
+    "list_links",
+    "revoke_link",
     "create_session",
     "session_user",
+    "session_and_user",
     "delete_session",
     "api_key_user",
     "recover_interrupted",
@@ -42,8 +55,18 @@ WITHOUT_OWNER = {
     "add_audit",
     "list_audit",
     "calibration_texts",
+    "prune_audit",
 }
-IDS = ("conversation_id", "parent_id", "leaf_id", "message_id", "user_message_id", "reply_id", "key_id")
+IDS = (
+    "conversation_id",
+    "parent_id",
+    "leaf_id",
+    "message_id",
+    "user_message_id",
+    "reply_id",
+    "key_id",
+    "session_id",
+)
 VALUES: dict[str, Any] = {
     "title": "new title",
     "system_prompt": "new prompt",
@@ -66,6 +89,7 @@ VALUES: dict[str, Any] = {
     "name": "new name",
     "key_hash": "new hash",
     "given": True,
+    "but": None,
 }
 
 
@@ -83,6 +107,7 @@ class World:
         first, reply = await exchange(store, user.id, conversation.id, None, f"mine: {name}", f"for {name}")
         second, pending = await store.add_turn(user.id, conversation.id, reply.id, f"more {name}", [1], name)
         key = await store.create_api_key(user.id, f"key of {name}", f"hash of {name}")
+        session = await store.create_session(user.id, f"token of {name}", 2**52)
         return cls(
             user.id,
             {
@@ -93,6 +118,7 @@ class World:
                 "user_message_id": first.id,
                 "reply_id": pending.id,
                 "key_id": key.id,
+                "session_id": session.id,
             },
         )
 

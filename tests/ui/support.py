@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, PASSWORD = "robin", "correct horse battery"
+SETUP_KEY = "key of the tests' first account"
 DESKTOP, PHONE = (1280, 800), (390, 844)
 _FLAGS = [
     "--no-sandbox",
@@ -89,6 +90,7 @@ class Product:
         """Start it and wait until the engine answers too."""
         environment = os.environ | self.environment
         environment |= {"TANGRAM_HOME": str(self.home), "TANGRAM_PORT": str(self.port)}
+        environment["TANGRAM_SETUP_KEY"] = SETUP_KEY
         with (self.home / "app.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app"],
@@ -217,6 +219,8 @@ class ChatPage:
     def fill_form(self, name: str = NAME, password: str = PASSWORD) -> None:
         self.page.get_by_label("name").first.fill(name)
         self.page.get_by_label("Password").fill(password)
+        if (key := self.page.get_by_label("Setup key")).count():
+            key.fill(SETUP_KEY)
         self.page.locator("form button").click()
 
     def enter(self) -> ChatPage:

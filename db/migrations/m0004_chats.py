@@ -3,7 +3,7 @@
 from db.migrations.base import Migration, statements
 
 MIGRATION = Migration(
-    3,
+    4,
     "chats",
     statements(
         "ALTER TABLE conversations ADD COLUMN archived_at INTEGER",
