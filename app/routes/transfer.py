@@ -18,7 +18,12 @@ from app.transfer.names import disposition
 router = APIRouter(prefix="/api")
 
 
-@router.get("/conversations/{conversation_id}/export")
+def _files(*others: str) -> dict[int | str, dict[str, Any]]:
+    """What an export answers, for the OpenAPI description: JSON, or another kind of file."""
+    return {200: {"content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in others}}}
+
+
+@router.get("/conversations/{conversation_id}/export", responses=_files("text/markdown"))
 async def export_one(
     conversation_id: str,
     user: User,
@@ -31,7 +36,7 @@ async def export_one(
     return Response(content, media_type=MEDIA_TYPES[format], headers=_download(name))
 
 
-@router.get("/export")
+@router.get("/export", responses=_files("application/zip"))
 async def export_all(user: User, services: ServicesDep, format: Format = "json") -> Response:  # noqa: A002
     """All own conversations as a download; `markdown` is a ZIP file with a text for each."""
     exporter = Exporter(services.store, services.database, user.id)

@@ -121,4 +121,6 @@ def test_every_answer_fits_the_description(target: Target, mode: GenerationMode)
     if mode is GenerationMode.POSITIVE:
         succeeded = {label for label, codes in seen.items() if codes & {200, 201, 204}}
         assert {"POST /v1/completions", "POST /v1/chat/completions", "GET /v1/models"} <= seen.keys()
-        assert len(succeeded) >= len(seen) / 2
+        with_a_key = {label for label, codes in seen.items() if codes != {403}}  # the others want a sign-in
+        assert len(with_a_key) > 40
+        assert len(succeeded) >= len(with_a_key) / 2
