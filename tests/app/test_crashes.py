@@ -59,6 +59,7 @@ class Answered:
 
     conversations: set[str] = field(default_factory=set)
     replies: dict[str, str] = field(default_factory=dict)
+    another: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @contextlib.asynccontextmanager
@@ -93,6 +94,7 @@ async def use(http: httpx.AsyncClient, dice: random.Random, answered: Answered) 
             reply = (await http.post(path, json=body)).json()["reply"]
             assert reply["status"] == "complete"
             answered.replies[reply["id"]] = reply["content"]
+            answered.another.set()
             await http.get("/api/conversations", params={"query": dice.choice(["lorem", "do", "talk 0.5"])})
         await http.patch(f"/api/conversations/{conversation}", json={"title": f"renamed {dice.random()}"})
         await http.post(f"/api/replies/{reply['id']}/regenerate", json={"stream": False})
@@ -166,10 +168,8 @@ async def test_killed_at_random_moments(settings: Settings, nursery: subprocess.
             ]
             work.append(asyncio.create_task(back_up(settings)))
             if number % 2:  # on a busy machine a moment alone could be too short for any answer
-                async with asyncio.timeout(30):
-                    before = len(answered.replies)
-                    while len(answered.replies) == before:
-                        await asyncio.sleep(0.01)
+                answered.another.clear()
+                await asyncio.wait_for(answered.another.wait(), 30)
             await asyncio.sleep(dice.uniform(0.1, 1.5))
             os.kill(pid, signal.SIGKILL)
             clients, saving = work[:-1], work[-1]
