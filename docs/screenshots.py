@@ -25,7 +25,7 @@ from tests.admin.browser import AdminPage  # noqa: E402
 from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer  # noqa: E402
 from tests.ui.support import DESKTOP, PHONE, ChatPage, Product, chromium, product  # noqa: E402
 
-SHOWN = ("chat", "chat-dark", "chat-phone", "console")
+SHOWN = ("chat", "chat-dark", "chat-phone", "settings", "console")
 
 ANSWER = """<think>They ask for an explanation and some code. Drawers make a good picture.</think>
 
@@ -163,7 +163,7 @@ class Album:
         page.page.locator('#tc-chat [data-act="edit"]').last.click()
         self.keep(page, "edit")
         page.page.locator('#tc-chat [aria-label="Cancel"]').click()
-        page.menu("/tokens 400", "ask_rename")
+        page.menu(QUESTION, "ask_rename")
         self.keep(page, "rename")
         page.page.locator("#tc-rename-dialog [data-act=cancel]").click()
         page.menu(OTHERS[0], "ask_delete")

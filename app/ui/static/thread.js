@@ -138,7 +138,7 @@ whenThere("#tc-chat", (chat) => {
     cancelAnimationFrame(drawn);
     drawn = requestAnimationFrame(showRatings);
   }).observe(chat, { childList: true, subtree: true });
-  for (const move of ["wheel", "touchmove", "pointerdown"]) {  // the last is how a scroll bar is taken
+  for (const move of ["wheel", "touchmove", "pointerdown", "keydown"]) {  // pointerdown: taking the scroll bar
     chat.addEventListener(move, () => { endUntil = 0; }, { passive: true, capture: true });
   }
   // The reader's own moves only: the page scrolls by itself too, and must not page upward by that.
