@@ -1,4 +1,4 @@
-"""`python -m app`: starts everything and serves it."""
+"""`python -m app`, also called `tangram-chat`: starts everything and serves it, or carries out a command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
+from urllib.parse import urlencode
 
 import uvicorn
 from pydantic import ValidationError
 
-from app.conversation_texts import write_texts
+from app import cli, logs
 from app.errors import PortTaken
 from app.factory import build_services, create_app
 from app.preflight.problems import PreflightFailed
@@ -24,25 +25,10 @@ from app.services import Services
 from app.settings import Settings
 from db.errors import DbError
 
+log = logging.getLogger("app")
+
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
-CONVERSATIONS = "conversations"
-
-_HELP = """\
-usage: tangram-chat                   (or: python -m app)
-       tangram-chat conversations
-
-Start Tangram Chat: the chat and the admin console as web pages, the API, and the engine that runs
-the model. It ends with Ctrl-C. With "conversations" it starts nothing and prints, for calibrating,
-the texts of the conversations whose people allow that: they are private.
-
-There are no options but --help: settings come from the environment, such as
-  MODEL           the model, a directory or a hub id (default: the bundled model)
-  TANGRAM_HOST    where it listens (default: 127.0.0.1)
-  TANGRAM_PORT    its port (default: 8000)
-  TANGRAM_HOME    where its data is kept (default: ~/.local/share/tangram-chat)
-
-docs/operations.md explains all of them."""
 
 
 class Server(uvicorn.Server):
@@ -77,34 +63,28 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._echoed:
             _say("")
-        _say("stopping: replies are saved, then the engine ends")
+        _teller(self._services.settings)("stopping: replies are saved, then the engine ends")
         await self._services.generation.close()
         await super().shutdown(sockets)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until a signal. Returns the exit code: 2 for a setting that cannot work, a taken port included;
-    what the preflight found has codes of its own.
+    """Run until a signal, or carry out a command. Returns the exit code.
+
+    2 is for a setting or an option that cannot work, a taken port included; what the preflight found has
+    codes of its own.
 
     arguments: None for those of the command line.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if list(arguments) in (["--help"], ["-h"]):
-        _say(_HELP)
-        return 0
-    if list(arguments) == [CONVERSATIONS]:
-        return _print_conversations()
-    if arguments:
-        _say(
-            f"python -m app takes no arguments but --help and {CONVERSATIONS}: settings come from the "
-            "environment (MODEL, TANGRAM_...)"
-        )
-        return EXIT_CONFIGURATION
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for chatty in ("httpx", "uvicorn"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        options = cli.parse(arguments)
+    except SystemExit as end:  # argparse has said why, or has shown the help
+        return int(end.code or 0)
     try:
         settings = Settings()
+        if options.command is not None:
+            return cli.run(settings, options)
+        logs.configure(settings.log_format)
         listening = _listen(settings.host, settings.port)
     except ValidationError as error:
         for problem in error.errors():
@@ -121,18 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(settings, listening)
 
 
-def _print_conversations() -> int:
-    try:
-        write_texts(Settings(), sys.stdout)
-    except (ValidationError, DbError, OSError) as error:
-        print(f"cannot read the conversations: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return 0
-
-
 def _serve(settings: Settings, listening: socket.socket) -> int:
     try:
-        services = build_services(settings, progress=_say)
+        services = build_services(settings, progress=_teller(settings))
         services.database.migrate()
     except (DbError, OSError) as error:
         _say(f"cannot start: {error}")
@@ -161,11 +132,12 @@ def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config
 
 async def _greet(services: Services) -> None:
     settings = services.settings
+    tell = _teller(settings)
     address = f"http://{_in_url(settings.host)}:{settings.port}"
-    _say(f"Tangram Chat is at {address}")
+    tell(f"Tangram Chat is at {address}")
     if await services.accounts.needs_setup():
-        _say(f"No account yet: open {address}/setup to create yours.")
-        _say(f"From another machine the page asks for this key: {services.accounts.setup_key}")
+        tell("No account yet. This link creates the administrator's; it works once, for a day:")
+        tell(f"    {address}/setup?{urlencode({'key': services.accounts.setup_key})}")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -186,6 +158,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else "localhost" if host in ("0.0.0.0", "") else host  # noqa: S104
+
+
+def _teller(settings: Settings) -> Callable[[str], None]:
+    """How to tell the operator something: among the log's objects where these are asked for."""
+    return log.info if settings.log_format == "json" else _say
 
 
 def _say(text: str) -> None:

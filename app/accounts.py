@@ -1,30 +1,28 @@
-"""Who is asking: passwords, sign-ins, API keys. Only hashes of secrets reach the database."""
+"""Who is asking: first start, sign-ins, API keys. Only hashes of secrets reach the database."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import ipaddress
 import secrets
 import time
 from dataclasses import dataclass
-from functools import cached_property
 
-from argon2 import PasswordHasher
-from argon2.exceptions import InvalidHashError, VerificationError
 from starlette.requests import HTTPConnection
 
+from app.audit import AuditLog
 from app.errors import BadRequest, Forbidden, NotSignedIn
+from app.passwords import Passwords, check_new, check_new_password
+from app.request_context import CURRENT
 from app.throttle import Throttle
 from db.store import Store
 from db.views import ApiKeyView, UserView
 
 COOKIE = "tangram_session"
 KEY_PREFIX = "tc-"
+SETUP_SECONDS = 24 * 3600.0
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
-MIN_PASSWORD = 8
-MAX_PASSWORD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +34,47 @@ class SignIn:
     max_age: int
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a request comes from. session_id: the sign-in that it was made with, None with an API key."""
+
+    user: UserView
+    session_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Browser:
+    """What a sign-in is remembered with. token: the session cookie that came with it, which ends."""
+
+    address: str = ""
+    user_agent: str = ""
+    token: str = ""
+
+
 class Accounts:
     """Signs people in and out and recognises them.
 
-    setup_key: lets somebody who is not on this machine create the first account; printed once at start.
+    setup_key: what the first account asks for; printed once at start, in a link that works for a day.
     """
 
-    def __init__(self, store: Store, *, session_days: int = 30) -> None:
+    def __init__(
+        self,
+        store: Store,
+        passwords: Passwords,
+        audit: AuditLog,
+        *,
+        session_days: int = 30,
+        setup_key: str = "",
+    ) -> None:
         self._store = store
+        self._passwords = passwords
+        self._audit = audit
         self._session_seconds = session_days * 86400
-        self._hasher = PasswordHasher()
         self._throttle = Throttle(limit=10, window=300.0)
         self._by_address = Throttle(limit=30, window=300.0)
-        self._hashing = asyncio.Semaphore(2)
         self._has_users = False
-        self.setup_key = secrets.token_urlsafe(18)
-
-    @cached_property
-    def _absent(self) -> str:
-        """A hash that no password matches, to be checked for names that do not exist."""
-        return self._hasher.hash(secrets.token_urlsafe(16))
+        self._setup_until = time.monotonic() + SETUP_SECONDS
+        self.setup_key = setup_key or secrets.token_urlsafe(24)
 
     # ---- first start -------------------------------------------------------------------------
 
@@ -65,103 +84,167 @@ class Accounts:
             self._has_users = await self._store.count_users() > 0
         return not self._has_users
 
-    async def set_up(self, name: str, password: str, *, key: str, local: bool, client: str) -> SignIn:
+    async def set_up(self, name: str, password: str, *, key: str, browser: Browser) -> SignIn:
         """Create the administrator and sign in. Raises Forbidden, BadRequest, TooManyAttempts, Conflict."""
         if not await self.needs_setup():
             raise Forbidden("This server has its administrator already. Sign in instead.")
-        if not local:
-            self._throttle.check(client)
-            if not hmac.compare_digest(key.encode(), self.setup_key.encode()):
-                self._throttle.note(client)
-                raise Forbidden("That is not the setup key. The server printed it when it started.")
-        self._check_new(name, password)
-        hashed = await self._hash(password)
-        return await self._sign_in(await self._store.create_first_user(name.strip(), hashed))
+        self._throttle.check(browser.address)
+        if not hmac.compare_digest(key.encode(), self.setup_key.encode()):
+            self._throttle.note(browser.address)
+            await self._audit.record(None, "setup.failed")
+            raise Forbidden("That is not the setup key. The server printed it, in a link, when it started.")
+        if time.monotonic() > self._setup_until:
+            raise Forbidden("The setup link has expired. Restart the server: it prints another one.")
+        check_new(name, password)
+        hashed = await self._passwords.hash(password)
+        user = await self._store.create_first_user(name.strip(), hashed)
+        await self._audit.record(user.id, "user.create", None, {"name": user.name, "is_admin": True})
+        return await self.welcome(user, browser)
 
     async def create_user(self, name: str, password: str, *, is_admin: bool = False) -> UserView:
-        """Add an account. Raises BadRequest, Conflict (db)."""
-        self._check_new(name, password)
-        return await self._store.create_user(name.strip(), await self._hash(password), is_admin)
+        """Add an account without an invitation. Raises BadRequest, Conflict (db)."""
+        check_new(name, password)
+        hashed = await self._passwords.hash(password)
+        user = await self._store.create_user(name.strip(), hashed, is_admin)
+        await self._audit.record(None, "user.create", None, {"name": user.name, "is_admin": is_admin})
+        return user
 
     # ---- sign-in -----------------------------------------------------------------------------
 
-    async def sign_in(self, name: str, password: str, *, client: str) -> SignIn:
+    async def sign_in(self, name: str, password: str, *, browser: Browser) -> SignIn:
         """Check a password and open a session. Raises NotSignedIn, TooManyAttempts.
 
         An unknown name takes as long as a wrong password.
         """
         name = name.strip()
-        source = f"{client} {name.casefold()[:100]}"
+        source = f"{browser.address} {name.casefold()[:100]}"
         self._throttle.check(source)
-        self._by_address.check(client)
+        self._by_address.check(browser.address)
         self._throttle.note(source)
-        self._by_address.note(client)
+        self._by_address.note(browser.address)
         user = await self._store.user_by_name(name) if 0 < len(name) <= 64 else None
         usable = user is not None and user.disabled_at is None
-        matches = await self._verify(user.password_hash if user and usable else None, password)
+        matches = await self._passwords.verify(user.password_hash if user and usable else None, password)
         if user is None or not usable or not matches:
+            # Nobody's act: it is not known who typed. An unknown name may be a password in the wrong field.
+            known = {"user_id": user.id, "disabled": not usable} if user is not None else None
+            await self._audit.record(None, "sign_in.failed", None, known)
             raise NotSignedIn("The name or the password is wrong.")
         self._throttle.forget(source)
-        self._by_address.undo(client)
-        if self._hasher.check_needs_rehash(user.password_hash):
-            await self._store.set_password_hash(user.id, await self._hash(password))
-        return await self._sign_in(user)
+        self._by_address.undo(browser.address)
+        if self._passwords.is_outdated(user.password_hash):
+            hashed = await self._passwords.hash(password)
+            await self._store.set_password_hash(user.id, hashed, end_sessions=False)
+        return await self.welcome(user, browser)
+
+    async def welcome(self, user: UserView, browser: Browser) -> SignIn:
+        """Open a session for somebody whose right to it was just checked.
+
+        Its token is always new, and a session that the browser had before ends: neither a token that somebody
+        planted nor one that leaked earlier becomes this one.
+        """
+        if browser.token:
+            await self._store.delete_session(digest(browser.token))
+        token = secrets.token_urlsafe(32)
+        expires = int(time.time() + self._session_seconds) * 1000
+        await self._store.create_session(
+            user.id, digest(token), expires, address=browser.address, user_agent=browser.user_agent
+        )
+        await self._audit.record(user.id, "sign_in")
+        return SignIn(user, token, self._session_seconds)
 
     async def sign_out(self, token: str) -> None:
-        await self._store.delete_session(_digest(token))
+        """End the session of a cookie."""
+        found = await self._store.session_user(digest(token))
+        await self._store.delete_session(digest(token))
+        if found is not None:
+            await self._audit.record(found.id, "sign_out")
+
+    async def change_password(self, user: UserView, current: str, new: str, *, browser: Browser) -> SignIn:
+        """Give a user another password, end all of the user's sessions, and open this browser's anew.
+
+        Raises BadRequest for a wrong current or an unfit new password, TooManyAttempts.
+        """
+        source = f"password of {user.id}"
+        self._throttle.check(source)
+        check_new_password(new)
+        self._throttle.note(source)
+        if not await self._passwords.verify(user.password_hash, current):
+            await self._audit.record(user.id, "password.failed")
+            raise BadRequest("The current password is wrong.", param="current")
+        self._throttle.forget(source)
+        await self._store.set_password_hash(user.id, await self._passwords.hash(new))
+        await self._audit.record(user.id, "password.change")
+        return await self.welcome(user, browser)
+
+    # ---- recognising -------------------------------------------------------------------------
 
     async def identify(self, connection: HTTPConnection) -> UserView | None:
         """The user of a request, by its API key or its session cookie."""
+        identity = await self.recognise(connection)
+        return identity.user if identity is not None else None
+
+    async def recognise(self, connection: HTTPConnection) -> Identity | None:
+        """As `identify`, and by which of the two. No cookie makes up for a key that is sent and wrong."""
         scheme, _, key = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and key.strip():
-            return await self._store.api_key_user(_digest(key.strip()))
+            user = await self._store.api_key_user(digest(key.strip()))
+            return Identity(user, None) if user is not None else None
         token = connection.cookies.get(COOKIE)
-        return await self._store.session_user(_digest(token)) if token else None
+        found = await self._store.session_and_user(digest(token)) if token else None
+        return Identity(found[1], found[0]) if found is not None else None
 
-    # ---- API keys ----------------------------------------------------------------------------
+    # ---- what is one's own -------------------------------------------------------------------
 
     async def create_api_key(self, owner: str, name: str) -> tuple[str, ApiKeyView]:
         """(the key, which nobody can read again; its record)."""
         key = KEY_PREFIX + secrets.token_urlsafe(32)
-        return key, await self._store.create_api_key(owner, name, _digest(key))
+        record = await self._store.create_api_key(owner, name, digest(key))
+        await self._audit.record(owner, "api_key.create", None, {"id": record.id, "name": record.name})
+        return key, record
 
-    # ---- parts -------------------------------------------------------------------------------
+    async def revoke_api_key(self, owner: str, key_id: str) -> None:
+        """Refuse an own key from now on. Raises NotFound."""
+        record = await self._store.revoke_api_key(owner, key_id)
+        await self._audit.record(owner, "api_key.revoke", {"id": record.id, "name": record.name})
 
-    async def _sign_in(self, user: UserView) -> SignIn:
-        token = secrets.token_urlsafe(32)
-        expires = int(time.time() + self._session_seconds) * 1000
-        await self._store.create_session(user.id, _digest(token), expires)
-        return SignIn(user, token, self._session_seconds)
+    async def revoke_session(self, owner: str, session_id: str) -> None:
+        """End one of one's own sign-ins. Raises NotFound."""
+        await self._store.revoke_session(owner, session_id)
+        await self._audit.record(owner, "session.revoke", {"id": session_id})
 
-    def _check_new(self, name: str, password: str) -> None:
-        if not 1 <= len(name.strip()) <= 64 or not name.isprintable():
-            raise BadRequest("The name must have 1 to 64 printable characters.", param="name")
-        if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
-            raise BadRequest(f"The password must have at least {MIN_PASSWORD} characters.", param="password")
-
-    async def _hash(self, password: str) -> str:
-        async with self._hashing:  # each takes 64 MiB and a core
-            return await asyncio.to_thread(self._hasher.hash, password)
-
-    async def _verify(self, hashed: str | None, password: str) -> bool:
-        if len(password) > MAX_PASSWORD:
-            return False
-        async with self._hashing:
-            return await asyncio.to_thread(self._matches, hashed, password)
-
-    def _matches(self, hashed: str | None, password: str) -> bool:
-        try:
-            return self._hasher.verify(hashed if hashed is not None else self._absent, password)
-        except (VerificationError, InvalidHashError):
-            return False
+    async def revoke_other_sessions(self, owner: str, session_id: str) -> int:
+        """End all of one's own sign-ins but this; return how many there were."""
+        count = await self._store.revoke_sessions(owner, session_id)
+        await self._audit.record(owner, "session.revoke", {"others": count})
+        return count
 
 
-def _digest(secret: str) -> str:
+def digest(secret: str) -> str:
     """The secrets are random and long, so that a plain hash is enough to keep them."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 # ---- what a request carries ------------------------------------------------------------------
+
+
+def remember(connection: HTTPConnection, identity: Identity | None) -> None:
+    """Note on a request who sent it, for `user_of` and the log."""
+    state = connection.scope.setdefault("state", {})
+    state["user"] = identity.user if identity is not None else None
+    state["session_id"] = identity.session_id if identity is not None else None
+    info = CURRENT.get()
+    if info is not None and identity is not None:
+        info.user_id = identity.user.id
+
+
+def browser_of(connection: HTTPConnection) -> Browser:
+    """What a sign-in by this request is to be remembered with."""
+    return Browser(
+        address=connection.client.host if connection.client else "",
+        user_agent=connection.headers.get("user-agent", ""),
+        token=connection.cookies.get(COOKIE, ""),
+    )
 
 
 def user_of(connection: HTTPConnection) -> UserView | None:
@@ -184,6 +267,18 @@ def current_admin(connection: HTTPConnection) -> UserView:
     if not user.is_admin:
         raise Forbidden("Only administrators may do this.")
     return user
+
+
+def session_of(connection: HTTPConnection) -> str:
+    """FastAPI dependency: the id of the sign-in, or NotSignedIn, or Forbidden with an API key.
+
+    For what a key that leaked must not be able to do: change the account, or make further keys.
+    """
+    current_user(connection)
+    session_id = connection.scope.get("state", {}).get("session_id")
+    if not isinstance(session_id, str):
+        raise Forbidden("An API key cannot do this. Sign in with name and password.")
+    return session_id
 
 
 async def auth_dependency(request: HTTPConnection) -> str | None:

@@ -13,8 +13,8 @@ import jinja2.sandbox
 
 from app.errors import ModelUnusable
 
-Message = Mapping[str, str]
-"""{"role": "system" | "user" | "assistant", "content": text}"""
+Message = Mapping[str, Any]
+"""{"role": "system" | "user" | "assistant", "content": text}; with tools "tool_calls" and role "tool" too."""
 
 
 class TemplateRefused(Exception):
@@ -42,13 +42,19 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelUnusable(f"The model's chat template is not valid Jinja: {error}") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The text of a conversation. Raises TemplateRefused with the template's own words."""
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=[dict(tool) for tool in tools] or None,
                 documents=None,
                 **self._special,
             )

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from app.errors import BadRequest, EngineStartFailed
+from app.errors import EngineStartFailed
 from app.supervisor import EngineStatus
 
 TUNED = "engine"
@@ -87,13 +87,6 @@ class EngineSettings:
                 PROFILES, {**every, self._model: {"profile": profile, "before": before}}
             )
             await self._store.add_audit(user_id, "engine.profile", before, profile)
-
-    async def use_profile_before(self, user_id: str) -> None:
-        """Go back to the profile before. Raises BadRequest if there is none, EngineStartFailed as above."""
-        before = await self.profile_before()
-        if before is None:
-            raise BadRequest("No other profile was in use before.")
-        await self.use_profile(user_id, before)
 
     async def _restart(
         self, user_id: str, action: str, overrides: Mapping[str, Any], before: Any, after: Any

@@ -32,10 +32,15 @@ class ContextTooLong(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, tokens: int, limit: int) -> None:
+    def __init__(self, tokens: int, limit: int, *, alone: bool = False) -> None:
+        what, advice = (
+            ("This message with the system prompt", "Shorten the message.")
+            if alone
+            else ("This conversation", "Start a new conversation or shorten the message.")
+        )
         super().__init__(
-            f"This conversation would be {tokens} tokens long, and the model reads at most {limit}, "
-            "the reply included. Start a new conversation or shorten the message.",
+            f"{what} would be {tokens} tokens long, and the model reads at most {limit}, "
+            f"the reply included. {advice}",
             param="messages",
         )
         self.tokens = tokens
@@ -102,6 +107,18 @@ class TooManyAttempts(AppError):
     def __init__(self, retry_after: int) -> None:
         super().__init__(f"Too many failed attempts to sign in. Try again in {retry_after} seconds.")
         self.retry_after = retry_after
+
+
+class Busy(AppError):
+    """The user, or everybody together, has asked for too much; ask again after `retry_after` seconds."""
+
+    status = 429
+    code = "rate_limited"
+
+    def __init__(self, message: str, retry_after: int, *, code: str = "rate_limited") -> None:
+        super().__init__(f"{message} Try again in {retry_after} second{'s' if retry_after != 1 else ''}.")
+        self.retry_after = retry_after
+        self.code = code
 
 
 class EngineNotReady(AppError):

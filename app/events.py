@@ -19,7 +19,9 @@ class Event:
     last event seen, given as `after` to `subscribe`, resumes without a gap or a repetition.
 
     kind      text                                        when
-    queued    ""                                          the engine has not answered yet
+    queued    ""                                          the engine has not answered yet; `position` in the
+                                                          queue (1: next), None where it does not wait there;
+                                                          again whenever the position changes
     snapshot  the whole reply so far (replace what you    first event of a subscription from the start, or
               show)                                       when the text does not continue what you have
     delta     the new characters (append)                 whenever there are some
@@ -32,6 +34,7 @@ class Event:
     seq: int
     stats: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

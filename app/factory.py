@@ -12,16 +12,37 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.accounts import Accounts, auth_dependency
+from app.audit import AuditLog
 from app.calibration import Calibration
+from app.control import ControlServer
 from app.engine_settings import EngineSettings
+from app.fairness import FairQueue, Limits
 from app.generation import GenerationService
 from app.managed_engine import ManagedEngine
 from app.metrics import Metrics
 from app.metrics_listener import metrics_port
 from app.middleware import Identify, LimitBody, Observe, OriginGuard
+from app.operator_commands import Operator
+from app.passwords import Passwords
+from app.people import People
 from app.profiles import Profiles
 from app.remote_engine import RemoteEngine
-from app.routes import api, auth, failures, health, metrics, openai, profiles, replies
+from app.routes import (
+    account,
+    account_page,
+    api,
+    auth,
+    completions,
+    failures,
+    health,
+    keys,
+    metrics,
+    openai,
+    people,
+    profiles,
+    replies,
+    transfer,
+)
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -47,8 +68,19 @@ def build_services(
         supervisor = kind(settings, progress=progress)
     database = Database(settings.database_path, settings.backups_dir)
     store = Store(database)
-    counters = Metrics(supervisor)
     engine_settings = EngineSettings(store, supervisor, settings.model)
+    limits = Limits(settings.user_running, settings.user_waiting, settings.user_per_minute)
+    queue = FairQueue(running=settings.max_running, waiting=settings.max_waiting, limits=limits)
+    counters = Metrics(supervisor, queue)
+    audit, passwords = AuditLog(store, days=settings.audit_days), Passwords()
+    generation = GenerationService(
+        store,
+        supervisor,
+        counters,
+        queue,
+        max_reply_tokens=settings.max_reply_tokens,
+        resume_replies=settings.resume_replies,
+    )
     return Services(
         settings=settings,
         database=database,
@@ -57,9 +89,16 @@ def build_services(
         engine_settings=engine_settings,
         profiles=Profiles(settings, supervisor, engine_settings, store),
         calibration=Calibration(settings, supervisor, store),
-        generation=GenerationService(store, supervisor, counters),
-        accounts=Accounts(store, session_days=settings.session_days),
+        generation=generation,
+        accounts=Accounts(
+            store, passwords, audit, session_days=settings.session_days, setup_key=settings.setup_key
+        ),
         metrics=counters,
+        people=People(
+            store, passwords, audit, queue, link_hours=settings.link_hours, cut_off=generation.stop_owner
+        ),
+        queue=queue,
+        audit=audit,
     )
 
 
@@ -84,11 +123,26 @@ def create_app(
         docs_url=None,  # these pages load their scripts from elsewhere
         redoc_url=None,
         openapi_url=None,
+        responses=failures.FAILURES,
         lifespan=_lifespan,
     )
     app.state.services = services
     failures.install(app)
-    for module in (health, metrics, auth, openai, replies, profiles, api):
+    for module in (
+        health,
+        metrics,
+        auth,
+        account,
+        account_page,
+        keys,
+        people,
+        openai,
+        completions,
+        replies,
+        transfer,
+        profiles,
+        api,
+    ):
         app.include_router(module.router)
     app.include_router(api.fallback)
     for mount in mounts:
@@ -111,14 +165,20 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     await asyncio.to_thread(services.database.migrate)
+    control = ControlServer(services.settings.control_dir, Operator.of(services))
     try:
         if count := await services.store.recover_interrupted():
             log.info("%d unfinished replies of the last run are marked as interrupted", count)
+        await services.people.load_quotas()
+        await control.start()
+        if count := await services.generation.resume_interrupted():
+            log.info("%d of the interrupted replies go on when the engine is ready", count)
         await services.supervisor.start(await services.engine_settings.overrides())
         await services.calibration.recover()
         async with metrics_port(services):
             yield
     finally:
+        await control.stop()
         await services.calibration.close()
         await services.profiles.close()
         await services.generation.close()

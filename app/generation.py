@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
-from app.errors import BadRequest, ContextTooLong, ConversationBusy, EngineNotReady
+from app.context import STARTS_AT, Branch, ContextMeter, can_continue, meter
+from app.errors import BadRequest, ConversationBusy, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
+from app.fairness import FairQueue, Ticket
 from app.job import Job, replay
 from app.metrics import Metrics
+from app.prompting import Prompting, draft, with_ids
 from app.reply_runner import ReplyRunner
-from app.sampling import completion_budget, resolve
+from app.resuming import Resumption
+from app.sampling import DEFAULT_MAX_TOKENS
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
-from db.errors import NotFound
+from db.errors import DbError, NotFound
 from db.store import Store
 from db.views import ConversationView, MessageView
 from tangram.client import CompletionRequest, EngineClient
@@ -34,6 +39,8 @@ class GenerationService:
     Args:
         flush_seconds: how often a running reply is saved.
         drain_seconds: what a reply gets to finish before a wanted restart of the engine interrupts it.
+        max_reply_tokens: a reply's greatest length where nobody names one.
+        resume_replies: whether replies that a restart interrupted go on by themselves.
     """
 
     def __init__(
@@ -41,15 +48,23 @@ class GenerationService:
         store: Store,
         supervisor: EngineSupervisor,
         metrics: Metrics,
+        queue: FairQueue,
         *,
         flush_seconds: float = 1.0,
         drain_seconds: float = 10.0,
+        max_reply_tokens: int = DEFAULT_MAX_TOKENS,
+        resume_replies: bool = True,
     ) -> None:
         self._store = store
         self._supervisor = supervisor
+        self._queue = queue
         self._runner = ReplyRunner(
             store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget
         )
+        self._resumption = Resumption(store, supervisor, self._runner, self._prepare, self._take_in)
+        self._prompting = Prompting(store, supervisor, max_reply_tokens)
+        self._resume_replies = resume_replies
+        queue.on_move = self.notify_waiting
         self._drain_seconds = drain_seconds
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,8 +85,9 @@ class GenerationService:
         """Commit the user's message and an empty reply, start the reply, return both.
 
         parent_id: the reply to answer; default the active leaf.
-        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, ReplyUnsaved (disk full),
-        BadRequest (empty content); nothing is stored in these cases, so a page can keep its text.
+        Raises NotFound (db), EngineNotReady, ContextTooLong, ConversationBusy, Busy (too many requests),
+        ReplyUnsaved (disk full), BadRequest (empty content); nothing is stored in these cases, so a page can
+        keep its text.
         """
         async with self._claim(owner, conversation_id):
             conversation = await self._store.get_conversation(owner, conversation_id)
@@ -110,14 +126,79 @@ class GenerationService:
                     templating.user_segment, before, conversation.system_prompt, user.content
                 )
                 await self._store.set_user_tokens(owner, user.id, ids)
-                path = await self._store.path(owner, conversation_id, user.id)
-            else:
-                path = [*before, user]
-            prompt = await asyncio.to_thread(templating.prompt, path, conversation.system_prompt)
-            request = await self._request(owner, conversation, templating, prompt, sampling)
-            reply = await self._store.add_reply(owner, conversation_id, user.id, templating.model_name)
-            self._begin(owner, conversation_id, reply, engine, request, templating)
-            return ReplyHandle(path[-1], reply)
+                user = with_ids(user, ids)
+            branch = Branch([*before, user], conversation.system_prompt, old)
+            request, window = await self._prompting.request(conversation, templating, branch, sampling)
+            with self._place(owner) as ticket:
+                reply = await self._store.add_reply(owner, conversation_id, user.id, templating.model_name)
+                job = Job.of(reply, len(request.prompt), window.facts, ticket)
+                self._begin(job, engine, request, templating)
+            return ReplyHandle(user, reply)
+
+    async def continue_reply(
+        self, owner: str, conversation_id: str, reply_id: str, sampling: Sampling | None = None
+    ) -> ReplyHandle:
+        """Let a reply that was cut short go on, in its place: its text stays and grows.
+
+        Raises as `send`; BadRequest when the model had finished it, Conflict (db) when messages follow it.
+        """
+        async with self._claim(owner, conversation_id):
+            conversation = await self._store.get_conversation(owner, conversation_id)
+            path = await self._store.path(owner, conversation_id, reply_id)
+            if not can_continue(path[-1]):
+                raise BadRequest("This reply is finished: there is nothing to continue.", param="reply_id")
+            engine, templating = self._ready()
+            job = Job.going_on(path[-1])
+            request = await self._go_on(job, conversation, path, templating, sampling)
+            with self._place(owner) as ticket:
+                reply = await self._store.reopen_reply(owner, reply_id)
+                job.ticket = ticket
+                self._begin(job, engine, request, templating)
+            return ReplyHandle(path[-2], reply)
+
+    async def _go_on(
+        self,
+        job: Job,
+        conversation: ConversationView,
+        path: Sequence[MessageView],
+        templating: Templating,
+        sampling: Sampling | None = None,
+        spent: int = 0,
+    ) -> CompletionRequest:
+        """What to ask so that the last reply of a path goes on. The job is told what it begins with.
+
+        spent: tokens that the reply already has of those that it may have.
+        """
+        written = await asyncio.to_thread(templating.unfinished, path[-1])
+        branch = Branch([*path[:-1], with_ids(path[-1], written)], conversation.system_prompt)
+        request, window = await self._prompting.request(
+            conversation, templating, branch, sampling, spent=spent
+        )
+        job.aim(written, len(request.prompt), window.facts)
+        return request
+
+    # ---- going on after a restart ------------------------------------------------------------
+
+    async def resume_interrupted(self) -> int:
+        """Let the replies that the end of the last run interrupted go on; how many there are.
+
+        They wait for the engine as running replies do; whoever opens them follows them.
+        """
+        return await self._resumption.resume_all() if self._resume_replies else 0
+
+    async def _prepare(self, job: Job) -> tuple[EngineClient, CompletionRequest, Templating]:
+        engine, templating = self._ready()
+        conversation = await self._store.get_conversation(job.owner, job.conversation_id)
+        path = await self._store.path(job.owner, job.conversation_id, job.reply_id)
+        spent = len(path[-1].token_ids)
+        request = await self._go_on(job, conversation, path, templating, spent=spent)
+        job.ticket = self._queue.rejoin(job.owner)
+        return engine, request, templating
+
+    async def _take_in(self, job: Job, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async with self._claim(job.owner, job.conversation_id):
+            await self._store.reopen_reply(job.owner, job.reply_id, job.stats)
+            self._start(job, work())
 
     async def _turn(
         self,
@@ -134,23 +215,34 @@ class GenerationService:
         if path and path[-1].role != "assistant":
             raise BadRequest("A message answers a reply: name a reply as its parent.", param="parent_id")
         engine, templating = self._ready()
-
-        def tokens() -> tuple[list[int], list[int]]:
-            segment = templating.user_segment(path, conversation.system_prompt, content)
-            return segment, [*templating.history(path, conversation.system_prompt), *segment]
-
-        segment, prompt = await asyncio.to_thread(tokens)
-        request = await self._request(owner, conversation, templating, prompt, sampling)
-        user, reply = await self._store.add_turn(
-            owner, conversation.id, path[-1].id if path else None, content, segment, templating.model_name
-        )
-        self._begin(owner, conversation.id, reply, engine, request, templating)
+        segment = await asyncio.to_thread(templating.user_segment, path, conversation.system_prompt, content)
+        message = with_ids(draft(conversation, path, content), segment)
+        branch = Branch([*path, message], conversation.system_prompt)
+        request, window = await self._prompting.request(conversation, templating, branch, sampling)
+        with self._place(owner) as ticket:
+            user, reply = await self._store.add_turn(
+                owner, conversation.id, path[-1].id if path else None, content, segment, templating.model_name
+            )
+            facts = window.facts
+            if facts.get(STARTS_AT) == message.id:
+                facts[STARTS_AT] = user.id
+            self._begin(Job.of(reply, len(request.prompt), facts, ticket), engine, request, templating)
         return ReplyHandle(user, reply)
 
     def _ready(self) -> tuple[EngineClient, Templating]:
         if self._closing:
             raise EngineNotReady("The server is shutting down.")
         return self._supervisor.client, self._supervisor.templating
+
+    @contextlib.contextmanager
+    def _place(self, owner: str) -> Iterator[Ticket]:
+        """A place in the queue, taken before anything is stored and given back if that fails. Raises Busy."""
+        ticket = self._queue.join(owner)
+        try:
+            yield ticket
+        except BaseException:
+            ticket.leave()
+            raise
 
     @contextlib.asynccontextmanager
     async def _claim(self, owner: str, conversation_id: str) -> AsyncIterator[None]:
@@ -169,32 +261,6 @@ class GenerationService:
         finally:
             del self._busy[claim]
             released.set()
-
-    async def _request(
-        self,
-        owner: str,
-        conversation: ConversationView,
-        templating: Templating,
-        prompt: list[int],
-        sampling: Sampling | None,
-    ) -> CompletionRequest:
-        limit = self._supervisor.status.max_model_len
-        if limit and len(prompt) >= limit:
-            raise ContextTooLong(len(prompt) + 1, limit)
-        user = await self._store.user_by_id(owner)
-        if user is None:
-            raise NotFound("user")
-        chosen = resolve(sampling, conversation.settings, templating.text.defaults)
-        return CompletionRequest(
-            model=self._supervisor.status.model,
-            prompt=prompt,
-            max_tokens=completion_budget(chosen.max_tokens, len(prompt), limit),
-            temperature=chosen.temperature,
-            top_p=chosen.top_p,
-            seed=chosen.seed,
-            stop_token_ids=templating.stop_token_ids,
-            cache_salt=user.cache_salt,
-        )
 
     # ---- watching and stopping ---------------------------------------------------------------
 
@@ -221,10 +287,39 @@ class GenerationService:
         await job.settled.wait()
         await self._runner.ensure_saved(job)
 
+    async def stop_owner(self, owner: str) -> None:
+        """Stop whatever is being written for a user; for one who was shut out."""
+        for job in [job for job in self._jobs.values() if job.owner == owner]:
+            job.ask_to_end("stopped")
+            await job.settled.wait()
+
     async def stop_conversation(self, owner: str, conversation_id: str) -> None:
         """Stop whatever is being written in a conversation; to be called before it is deleted."""
         if reply_id := self.running(owner, conversation_id):
             await self.stop(owner, reply_id)
+
+    def position(self, owner: str, reply_id: str) -> int | None:
+        """Place of a reply in the queue: 1 is next; None when it is being written, finished or unknown."""
+        job = self._job(owner, reply_id)
+        return job.position if job is not None else None
+
+    def notify_waiting(self) -> None:
+        """Tell those who watch replies without a token yet that positions in the queue have changed."""
+        for job in self._jobs.values():
+            if job.first_token is None:
+                job.notify()
+
+    async def context(self, owner: str, conversation_id: str, leaf_id: str | None = None) -> ContextMeter:
+        """How full a branch's context is (default: the active one). Raises NotFound (db), EngineNotReady."""
+        conversation = await self._store.get_conversation(owner, conversation_id)
+        path = await self._store.path(owner, conversation_id, leaf_id)
+        job = self._job(owner, path[-1].id) if path else None
+        unsaved = max(0, len(job.token_ids) - len(path[-1].token_ids)) if job is not None else 0
+        status, geometry = self._supervisor.status, self._supervisor.geometry
+        branch = Branch(path, conversation.system_prompt)
+        return await asyncio.to_thread(
+            meter, self._supervisor.templating, branch, status.max_model_len, geometry, unsaved=unsaved
+        )
 
     def running(self, owner: str, conversation_id: str) -> str | None:
         """Id of the reply being written in this conversation, if any."""
@@ -236,11 +331,17 @@ class GenerationService:
         return sum(not job.unsaved for job in self._jobs.values())
 
     async def drain(self) -> None:
-        """Wait for the running replies, then interrupt those that take too long."""
+        """Wait for the running replies, then interrupt those that take too long; they go on afterwards."""
         await self._begun()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=self._drain_seconds)
+        late = [(job.owner, job.reply_id) for job in self._jobs.values()]
         await self._interrupt_all()
+        for owner, reply_id in late if self._resume_replies else ():
+            with contextlib.suppress(DbError):
+                reply = await self._store.get_message(owner, reply_id)
+                if reply.status == "interrupted":
+                    await self._resumption.resume(reply)
 
     async def close(self) -> None:
         """Settle all running replies as interrupted, with their text, and accept no more."""
@@ -280,21 +381,16 @@ class GenerationService:
     # ---- the job -----------------------------------------------------------------------------
 
     def _begin(
-        self,
-        owner: str,
-        conversation_id: str,
-        reply: MessageView,
-        engine: EngineClient,
-        request: CompletionRequest,
-        templating: Templating,
+        self, job: Job, engine: EngineClient, request: CompletionRequest, templating: Templating
     ) -> None:
-        job = Job(owner, conversation_id, reply.id, prompt_tokens=len(request.prompt))
-        self._jobs[reply.id] = job
-        task = asyncio.create_task(
-            self._runner.run(job, engine, request, templating), name=f"reply {reply.id}"
-        )
+        self._start(job, self._runner.run(job, engine, request, templating))
+
+    def _start(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        self._jobs[job.reply_id] = job
+        task = asyncio.create_task(work, name=f"reply {job.reply_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _forget(self, job: Job) -> None:
-        self._jobs.pop(job.reply_id, None)
+        if self._jobs.get(job.reply_id) is job:
+            del self._jobs[job.reply_id]

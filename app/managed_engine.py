@@ -242,8 +242,12 @@ class ManagedEngine(EngineSupervisor):
         sick = 0
         try:
             while True:
-                done, _ = await asyncio.wait({ended}, timeout=self._timing.health)
-                if done:
+                pause = asyncio.create_task(self._suspicion(self._timing.health))
+                try:
+                    await asyncio.wait({ended, pause}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    pause.cancel()
+                if ended.done():
                     await process.finish_log()
                     failure = self._log.failure()
                     return _sentence(f"The engine ended (code {ended.result()}){failure and f': {failure}'}")

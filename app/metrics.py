@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from app.fairness import FairQueue
 from app.supervisor import EngineState, EngineSupervisor
 
 _TTFT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
@@ -18,9 +19,11 @@ _POOL = ("running", "resident", "free", "total")
 class Metrics:
     """Counters of requests, replies and tokens, and the engine's state as it is when somebody asks."""
 
-    def __init__(self, supervisor: EngineSupervisor) -> None:
+    def __init__(self, supervisor: EngineSupervisor, queue: FairQueue | None = None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(supervisor))
+        if queue is not None:
+            self.registry.register(_QueueCollector(queue))
         self._requests = Counter(
             "tangram_chat_requests",
             "HTTP requests by route.",
@@ -91,3 +94,22 @@ class _EngineCollector(Collector):
         )
         restarts.add_metric([], status.restarts)
         yield restarts
+
+
+class _QueueCollector(Collector):
+    def __init__(self, queue: FairQueue) -> None:
+        self._queue = queue
+
+    def collect(self) -> Iterable[Metric]:
+        held = GaugeMetricFamily(
+            "tangram_chat_queue_requests", "Requests at the engine, and those that wait.", labels=["kind"]
+        )
+        held.add_metric(["running"], self._queue.running)
+        held.add_metric(["waiting"], self._queue.waiting)
+        yield held
+        refused = CounterMetricFamily(
+            "tangram_chat_refused", "Requests refused with 429, by reason.", labels=["reason"]
+        )
+        for reason, count in self._queue.refused.items():
+            refused.add_metric([reason], count)
+        yield refused

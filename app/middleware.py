@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import logging
+import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.accounts import COOKIE, Accounts
+from app.accounts import COOKIE, Accounts, remember
+from app.logs import ACCESS
 from app.metrics import Metrics
-from app.routes.failures import failure
+from app.request_context import CURRENT, RequestInfo, new_request_id
+from app.routes.failures import failure, unexpected
+from app.transfer.reading import MAX_FILE
 from db.errors import DbError
 
 log = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_FORM = 64 * 1024
+_LIMITS = dict.fromkeys(("/login", "/setup"), MAX_FORM) | {"/api/import": MAX_FILE}
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = _SAFE | {"POST", "PUT", "PATCH", "DELETE"}
-_SIGN_IN_PAGES = frozenset({"/login", "/setup"})
+_SIGN_IN_PAGES = frozenset({"/login", "/setup", "/invite", "/reset"})
 _OWN_ANSWERS = ("/api/", "/v1/", "/health/", "/metrics")
 _POLICY = "; ".join(
     (
@@ -50,7 +55,7 @@ _HEADERS = {
 
 
 class Observe:
-    """Adds the security headers and counts the answer."""
+    """Gives the request its id, adds the security headers, counts and logs the answer."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -60,17 +65,44 @@ class Observe:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        began, status = time.monotonic(), 0
+        client = scope.get("client")
+        info = RequestInfo(
+            new_request_id(Headers(scope=scope).get("x-request-id")), client[0] if client else ""
+        )
+        method = scope["method"] if scope["method"] in _METHODS else "other"
 
         async def counted(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = info.id
+                if scope["path"] in _SIGN_IN_PAGES:
+                    headers.setdefault("Cache-Control", "no-store")
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-                method = scope["method"] if scope["method"] in _METHODS else "other"
-                self._metrics.request(method, _route(scope), message["status"])
+                self._metrics.request(method, _route(scope), status)
             await send(message)
 
-        await self._app(scope, receive, counted)
+        token = CURRENT.set(info)
+        try:
+            await self._app(scope, receive, counted)
+        except Exception as error:
+            if status:
+                raise  # it is too late for another answer: the connection is cut
+            # Starlette would answer this outside of here: without the id, uncounted.
+            await unexpected(Request(scope), error)(scope, receive, counted)
+        finally:
+            fields = {
+                "method": method,
+                "route": _route(scope),
+                "status": status,
+                "ms": round((time.monotonic() - began) * 1000),
+                "address": info.address,
+            }
+            ACCESS.info("request", extra={"fields": fields})
+            CURRENT.reset(token)
 
 
 class LimitBody:
@@ -83,7 +115,7 @@ class LimitBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = MAX_FORM if scope["path"] in _SIGN_IN_PAGES else MAX_BODY
+        limit = _LIMITS.get(scope["path"], MAX_BODY)
         words = f"The request is larger than {limit} bytes."
         told = Headers(scope=scope).get("content-length", "")
         if told.isdecimal() and int(told) > limit:
@@ -130,7 +162,10 @@ class OriginGuard:
         headers = connection.headers
         origin = headers.get("origin")
         if origin is not None:
-            return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+            page = urlsplit(origin)
+            if scope["scheme"] in ("https", "wss") and page.scheme != "https":
+                return False  # a page that came in the clear can be anybody's
+            return page.netloc.lower() == headers.get("host", "").lower()
         return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
 
 
@@ -146,7 +181,8 @@ class Identify:
             await self._app(scope, receive, send)
             return
         try:
-            user = await self._accounts.identify(HTTPConnection(scope))
+            identity = await self._accounts.recognise(HTTPConnection(scope))
+            user = identity.user if identity is not None else None
             page = (
                 "/setup"
                 if user is None and _is_page(scope) and await self._accounts.needs_setup()
@@ -159,7 +195,7 @@ class Identify:
                     scope, receive, send
                 )
             return
-        scope.setdefault("state", {})["user"] = user
+        remember(HTTPConnection(scope), identity)
         if user is None and _is_page(scope):
             await RedirectResponse(page, status_code=303)(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Takes secrets out of text that is about to be kept or shown."""
+"""Takes secrets out of text that is about to be kept or shown, and tells those that are none."""
 
 from __future__ import annotations
 
@@ -19,3 +19,22 @@ def redact(text: str) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(r"\1[redacted]", text)
     return text
+
+
+_PLACEHOLDER = re.compile(
+    r"""(?ix)
+    .*(change[\s_-]*(me|this|it)|replace[\s_-]*(me|this|with)|place[\s_-]?holder).*
+    | (.*[\s_-])?(example|insert|todo|your|fixme)([\s_-].*)?
+    | (a|an|my|some|the)[\s_-]+.*(key|secret|token|password)
+    | (default|dummy|test|admin|root|password|passw0rd|secret|key|token|none|null|empty|abc|qwerty|letmein)
+      [\s_-]*(key|secret|token|password)?\d*
+    | [<\[{$%].*[>\]}%]?
+    | (?P<same>.)(?P=same)*
+    | (0?123)\d*
+    """
+)
+
+
+def is_placeholder(secret: str) -> bool:
+    """Whether a secret is what templates and examples put in its place, such as "changeme"."""
+    return bool(secret) and _PLACEHOLDER.fullmatch(secret) is not None

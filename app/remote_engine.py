@@ -65,7 +65,7 @@ class RemoteEngine(EngineSupervisor):
                     detail="The engine does not answer.",
                 )
                 self._progress("engine: it does not answer any more")
-            await asyncio.sleep(_POLL_READY if self._status.ready else _POLL_STARTING)
+            await self._suspicion(_POLL_READY if self._status.ready else _POLL_STARTING)
 
     async def _greet(self, client: EngineClient, began: float) -> None:
         try:

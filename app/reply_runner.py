@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from app.errors import ReplyUnsaved
+from app.errors import AppError, ReplyUnsaved
 from app.job import Job
 from app.metrics import Metrics
 from app.supervisor import EngineSupervisor
@@ -78,9 +78,15 @@ class ReplyRunner:
             for task in (reader, ended):
                 task.cancel()
             await asyncio.wait({reader, ended})
-        await self._settle(job, reader, templating)
+            if job.ticket is not None:
+                job.ticket.leave()
+        failure = None if reader.cancelled() else reader.exception()
+        job.token_ids = templating.settle(job.token_ids)
+        await self.settle(job, failure)
 
     async def _read(self, job: Job, engine: EngineClient, request: CompletionRequest) -> None:
+        if job.ticket is not None:
+            await job.ticket.turn()
         async with contextlib.aclosing(engine.stream(request)) as chunks:
             async for chunk in chunks:
                 if chunk.token_ids and job.status == "pending":
@@ -97,14 +103,15 @@ class ReplyRunner:
         except DbError as error:
             log.warning("reply %s could not be saved yet: %s", job.reply_id, error)
 
-    async def _settle(self, job: Job, reader: asyncio.Task[None], templating: Templating) -> None:
-        failure = None if reader.cancelled() else reader.exception()
+    async def settle(self, job: Job, failure: BaseException | None) -> None:
+        """Give a job that runs no more its final status, in the database and for its watchers."""
         job.ending, job.error = _outcome(job, failure)
         job.status = job.ending
-        if failure is not None and not isinstance(failure, EngineUnavailable | EngineRejected):
+        if is_engines_fault(failure):
+            self._supervisor.check_now()
+        elif failure is not None and not isinstance(failure, EngineRejected | AppError):
             log.error("reply %s failed", job.reply_id, exc_info=failure)
         try:
-            job.token_ids = templating.settle(job.token_ids)
             job.stats = job.measure(self._kept_fraction(job))
             job.unsaved = not await self._store_end(job, job.ending)
         finally:
@@ -183,6 +190,13 @@ class ReplyRunner:
         return round(geometry.kept_fraction(job.prompt_tokens + len(job.token_ids)), 4)
 
 
+def is_engines_fault(failure: BaseException | None) -> bool:
+    """Whether a failed generation says that the engine may be dead."""
+    if isinstance(failure, EngineRejected):
+        return failure.status >= 500
+    return isinstance(failure, EngineUnavailable)
+
+
 def _outcome(job: Job, failure: BaseException | None) -> tuple[FinalStatus, str | None]:
     """(final status, error for the user) of a job whose reader has ended."""
     if job.finish_reason in ("stop", "length") and failure is None:
@@ -190,6 +204,8 @@ def _outcome(job: Job, failure: BaseException | None) -> tuple[FinalStatus, str 
     if job.ending is not None:
         words = "The reply was interrupted: the server or its engine was restarted."
         return job.ending, words if job.ending == "interrupted" else None
+    if isinstance(failure, AppError):
+        return "error", failure.message
     if isinstance(failure, EngineRejected) and failure.status < 500:
         return "error", f"The engine refused the request: {failure.message}"
     if failure is None or isinstance(failure, EngineUnavailable | EngineRejected):

@@ -11,7 +11,7 @@ from app.events import Sampling
 DEFAULT_TEMPERATURE = 0.6
 DEFAULT_TOP_P = 0.95
 DEFAULT_MAX_TOKENS = 4096
-"""A reply of the chat ends here, so that a model that never ends does not fill its whole context."""
+"""A reply ends here unless somebody says otherwise: a model that never ends shall not fill its context."""
 
 _RANGES: Mapping[str, tuple[type, float, float]] = {
     "temperature": (float, 0.0, 2.0),
@@ -36,8 +36,16 @@ def checked(values: Mapping[str, Any]) -> Sampling:
     return Sampling(**found)
 
 
-def resolve(asked: Sampling | None, conversation: Mapping[str, Any], model: Mapping[str, float]) -> Sampling:
-    """The sampling of one reply of the chat; each field from the first that names it."""
+def resolve(
+    asked: Sampling | None,
+    conversation: Mapping[str, Any],
+    model: Mapping[str, float],
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+) -> Sampling:
+    """The sampling of one reply of the chat; each field from the first that names it.
+
+    max_tokens: the reply's greatest length where nobody names one.
+    """
     chosen = asked or Sampling()
     stored = checked(conversation)
 
@@ -50,7 +58,7 @@ def resolve(asked: Sampling | None, conversation: Mapping[str, Any], model: Mapp
     return Sampling(
         temperature=first("temperature", DEFAULT_TEMPERATURE),
         top_p=first("top_p", DEFAULT_TOP_P),
-        max_tokens=first("max_tokens", DEFAULT_MAX_TOKENS),
+        max_tokens=first("max_tokens", max_tokens),
         seed=first("seed", None),
     )
 

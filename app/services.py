@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.accounts import Accounts
+from app.audit import AuditLog
 from app.calibration import Calibration
 from app.engine_settings import EngineSettings
+from app.fairness import FairQueue
 from app.generation import GenerationService
 from app.metrics import Metrics
+from app.people import People
 from app.profiles import Profiles
+from app.reply_memory import ReplyMemory
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
@@ -38,6 +42,10 @@ class Services:
     generation: GenerationService
     accounts: Accounts
     metrics: Metrics
+    people: People
+    queue: FairQueue
+    audit: AuditLog
+    reply_memory: ReplyMemory = field(default_factory=ReplyMemory)
 
     @property
     def engine(self) -> EngineClient:

@@ -7,10 +7,13 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.redaction import is_placeholder
+
 DEFAULT_HOME = Path("~/.local/share/tangram-chat")
+MIN_SECRET = 16
 
 
 class Settings(BaseSettings):
@@ -56,7 +59,35 @@ class Settings(BaseSettings):
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """A port, on all addresses, for Prometheus alone: metrics of app and engine without a key; 0 for none."""
 
+    max_reply_tokens: int = Field(default=4096, ge=1)
+    """Tokens of a reply where neither the request nor the conversation names a number."""
+
+    resume_replies: bool = True
+    """Whether replies that a restart interrupted go on by themselves."""
+
     session_days: int = Field(default=30, ge=1)
+
+    setup_key: str = Field(default="", repr=False)
+    """Key of the link that creates the first account; empty: another random one at each start."""
+
+    link_hours: int = Field(default=72, ge=1, le=24 * 366)
+    """Hours that an invitation and a password's reset can be used."""
+
+    user_running: int = Field(default=8, ge=1)
+    """Requests of one user that the engine works on at once; further ones wait."""
+
+    user_waiting: int = Field(default=64, ge=0)
+    user_per_minute: int = Field(default=240, ge=1)
+
+    max_running: int = Field(default=128, ge=1)
+    """Requests of all users that the engine is given at once."""
+
+    max_waiting: int = Field(default=1024, ge=0)
+
+    log_format: Literal["text", "json"] = "text"
+    """json: one JSON object a line, and a line for each request."""
+
+    audit_days: int = Field(default=400, ge=1)
 
     trusted_proxies: str = ""
     """Comma-separated addresses or networks whose forwarded headers are believed; empty: nobody's."""
@@ -65,6 +96,18 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, home: Path) -> Path:
         return home.expanduser().absolute()
+
+    @field_validator("setup_key", "engine_api_key")
+    @classmethod
+    def _no_placeholder(cls, secret: str, info: ValidationInfo) -> str:
+        secret = secret.strip()
+        if is_placeholder(secret):
+            raise ValueError(
+                "is a placeholder that anybody can guess: choose a random secret, or leave it empty"
+            )
+        if info.field_name == "setup_key" and secret and len(secret) < MIN_SECRET:
+            raise ValueError(f"must have at least {MIN_SECRET} characters")
+        return secret
 
     @field_validator("engine_args", "engine_command")
     @classmethod
@@ -103,12 +146,23 @@ class Settings(BaseSettings):
         return self.home / "profiles"
 
     @property
+    def control_dir(self) -> Path:
+        """Where the running app listens for `tangram-chat` commands; for its owner alone."""
+        return self.home / "run"
+
+    @property
     def engine_log(self) -> Path:
         return self.home / "logs" / "engine.log"
 
     def make_folders(self) -> None:
         """Create the data directory, readable by its owner alone."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folders = (self.backups_dir, self.models_dir, self.profiles_dir)
-        for path in (self.database_path.parent, *folders, self.engine_log.parent):
+        for path in (
+            self.database_path.parent,
+            self.backups_dir,
+            self.models_dir,
+            self.profiles_dir,
+            self.control_dir,
+            self.engine_log.parent,
+        ):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -14,6 +14,17 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
+STREAM_OR_JSON: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events, or JSON where no stream is wanted.",
+        "content": {
+            "text/event-stream": {"schema": {"type": "object", "required": ["data"]}},  # of each event
+            "application/json": {"schema": {"type": "object"}},
+        },
+    }
+}
+"""For the description of a route that answers in one of these ways."""
+
 PING_SECONDS = 15.0
 _HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 

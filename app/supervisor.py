@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
@@ -74,6 +75,7 @@ class EngineSupervisor(ABC):
         self._progress = progress
         self._status = EngineStatus(since=_now())
         self._changed = asyncio.Event()
+        self._suspected = asyncio.Event()
         self._client: EngineClient | None = None
         self._model: ServedModel | None = None
 
@@ -131,6 +133,10 @@ class EngineSupervisor(ABC):
         """Return at the next change of `status`."""
         await self._changed.wait()
 
+    def check_now(self) -> None:
+        """Somebody's request failed: look at once whether the engine is well, not at the next turn."""
+        self._suspected.set()
+
     def log_tail(self, lines: int = 100) -> list[str]:
         """The last lines of the engine's log, without secrets; empty for an engine that runs elsewhere."""
         return []
@@ -164,6 +170,13 @@ class EngineSupervisor(ABC):
         self._status = updated
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    async def _suspicion(self, seconds: float) -> None:
+        """Return when somebody suspects the engine, at the latest after some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._suspected.wait()
+        self._suspected.clear()
 
     def _phase(self, phase: str) -> None:
         if phase != self._status.phase:

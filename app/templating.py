@@ -23,16 +23,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from app.chat_template import ChatTemplate, Message, TemplateRefused
 from app.errors import BadRequest, ModelUnusable
+from app.segments import Segments
+from app.token_bytes import TokenBytes
 from app.tokenizer import ModelText
 from db.views import MessageView
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Templating:
         self.model_name = model_name
         self.text = text
         self._template = ChatTemplate(text.chat_template, text.special_tokens)
+        self.segments = Segments()
         self._nonce = secrets.token_hex(16)
         self._special = re.compile("|".join(map(re.escape, text.special_texts)) or r"(?!)")
         self._masks = re.compile(rf"\[{self._nonce}:(\d+)\]")
@@ -74,8 +76,11 @@ class Templating:
             user: the user's new messages (several when earlier ones got no reply).
             reply: ids of the reply that these messages follow.
         """
-        ids = self._encode(self._render_delta(tuple(user)))
-        if ids and reply and reply[-1] == ids[0] and self.text.is_special(ids[0]):
+        return self._joined(reply, self._encode(self._render_delta(tuple(user))))
+
+    def _joined(self, before: Sequence[int], ids: list[int]) -> list[int]:
+        """`ids` without the end-of-turn token at their start where `before` ends with it already."""
+        if ids and before and before[-1] == ids[0] and self.text.is_special(ids[0]):
             return ids[1:]
         return ids
 
@@ -94,35 +99,59 @@ class Templating:
         """The ids to keep of a reply that ended.
 
         Drops an end token that is not the template's own end of turn (the next segment brings that one), and
-        the bytes of a character that was cut in the middle (at most three).
+        the tokens of a character that was cut in the middle: its text was never sent.
         """
         kept = list(ids)
         if kept and kept[-1] in self.text.eos_ids and kept[-1] != self.turn_end:
             kept.pop()
-        for _ in range(3):
-            if not kept or not self.text.decode(kept[-8:]).endswith(_REPLACEMENT):
-                break
-            kept.pop()
-        return kept
+        return kept[: len(kept) - self.spell.unfinished(kept)]
+
+    @cached_property
+    def spell(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self.text)
 
     # ---- conversations -----------------------------------------------------------------------
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a whole conversation given as text, for the stateless API.
 
         Raises BadRequest when the template does not take these messages.
         """
         try:
-            masked = [{**message, "content": self._mask(message["content"])} for message in messages]
-            return self._encode(self._render(self._fold_system(masked)))
+            return self._encode(self._render(self._fold_system(self._masked(messages)), self._masked(tools)))
         except TemplateRefused as error:
             raise BadRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
 
+    def after(
+        self,
+        messages: Sequence[Message],
+        index: int,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int] | None:
+        """Ids that follow the assistant's message `index` of a conversation, up to the start of the answer.
+
+        ids: those of the conversation up to that message's end.
+        None when the template does not show what was said, or does not take it as plain text.
+        """
+        marker = f"reply-{secrets.token_hex(16)}"
+        masked = self._masked(messages)
+        masked[index] = {"role": "assistant", "content": marker}
+        try:
+            text = self._render(self._fold_system(masked), self._masked(tools))
+        except TemplateRefused:
+            return None
+        before, found, rest = text.rpartition(marker)
+        if not found or marker in before:
+            return None
+        return self._joined(ids, self._encode(rest))
+
     def user_segment(self, path: Sequence[MessageView], system_prompt: str, content: str) -> list[int]:
         """Ids of a new user message under `path` (root to the reply it answers; empty: first turn)."""
-        waiting, replied = _split_unanswered(path)
+        waiting, replied = split_unanswered(path)
         user = (*(message.content for message in waiting), content)
         if not replied:
             return self.first_segment(system_prompt, user)
@@ -130,13 +159,23 @@ class Templating:
 
     def history(self, path: Sequence[MessageView], system_prompt: str) -> list[int]:
         """Ids of `path` as they stand before a new user message: what `user_segment` covers is left out."""
-        return self.prompt(_split_unanswered(path)[1], system_prompt)
+        return self.prompt(split_unanswered(path)[1], system_prompt)
 
-    def prompt(self, path: Sequence[MessageView], system_prompt: str) -> list[int]:
-        """Ids of the whole path (root to the user message to answer, whose stored ids are this model's)."""
+    def prompt(self, path: Sequence[MessageView], system_prompt: str, start: int = 0) -> list[int]:
+        """Ids of the whole path: root to the user message to answer, whose stored ids are this model's.
+
+        start: one of `shown_starts(path)`; the turns before it are left out, and the system prompt stands
+            before this one instead.
+        """
         ids: list[int] = []
         for end in _kept(path):
-            ids += self.segment(path[:end], system_prompt, path[end] if end < len(path) else None)
+            if end <= start:
+                continue
+            if start and end == start + 1:
+                _, replied = split_unanswered(path[:start])
+                ids += self.user_segment(path[len(replied) : start], system_prompt, path[start].content)
+            else:
+                ids += self.segment(path[:end], system_prompt, path[end] if end < len(path) else None)
         return ids
 
     def segment(
@@ -155,12 +194,32 @@ class Templating:
         ids = self._encode(self._mask(message.content))
         return [*ids, self.turn_end] if message.status == "complete" and self.turn_end is not None else ids
 
+    def unfinished(self, reply: MessageView) -> list[int]:
+        """Ids of a reply that is to go on: as stored, or of its text when another model wrote them."""
+        if reply.token_ids and reply.model in (self.model_name, None):
+            return list(reply.token_ids)
+        return self._encode(self._mask(reply.content))
+
     # ---- text --------------------------------------------------------------------------------
 
     def _mask(self, content: str) -> str:
         """Text in which each special token is replaced by a mark that nobody can guess."""
         texts = self.text.special_texts
         return self._special.sub(lambda found: f"[{self._nonce}:{texts.index(found[0])}]", content)
+
+    def _masked(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages or tools in which every text is masked."""
+
+        def masked(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._mask(value)
+            if isinstance(value, list):
+                return [masked(item) for item in value]
+            if isinstance(value, Mapping):
+                return {self._mask(str(key)): masked(item) for key, item in value.items()}
+            return value
+
+        return [masked(value) for value in values]
 
     def _encode(self, rendered: str) -> list[int]:
         """Ids of a rendered template; what was masked in it becomes plain text."""
@@ -171,8 +230,8 @@ class Templating:
             ids += self.text.encode(text)
         return ids
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        return self._template.render(messages, add_generation_prompt=True)
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        return self._template.render(messages, add_generation_prompt=True, tools=tools)
 
     def _render_first(self, system_prompt: str, user: tuple[str, ...]) -> str:
         messages = [_system(self._mask(system_prompt))] if system_prompt else []
@@ -240,7 +299,12 @@ def _kept(path: Sequence[MessageView]) -> Iterable[int]:
         yield index + 1
 
 
-def _split_unanswered(path: Sequence[MessageView]) -> tuple[list[MessageView], Sequence[MessageView]]:
+def shown_starts(path: Sequence[MessageView]) -> list[int]:
+    """Where in a path a prompt may begin: the user messages that are part of it, in order."""
+    return [end - 1 for end in _kept(path) if path[end - 1].role == "user"]
+
+
+def split_unanswered(path: Sequence[MessageView]) -> tuple[list[MessageView], Sequence[MessageView]]:
     """(trailing user messages that got no reply, the path up to the last reply with something in it)."""
     waiting: list[MessageView] = []
     end = len(path)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from app.errors import ModelUnusable
@@ -53,17 +54,21 @@ class ModelText:
         return copy
 
     @cached_property
+    def added(self) -> dict[int, AddedToken]:
+        """The tokens that were added to the vocabulary, by id; the special ones are among them."""
+        return dict(self.tokenizer.get_added_tokens_decoder())
+
+    @cached_property
     def special_texts(self) -> tuple[str, ...]:
         """How the special tokens are written, the longest first."""
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        texts = (token.content for token in added if token.special and token.content)
+        texts = (token.content for token in self.added.values() if token.special and token.content)
         return tuple(sorted(texts, key=len, reverse=True))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def is_special(self, token: int) -> bool:
-        added = self.tokenizer.get_added_tokens_decoder().get(token)
+        added = self.added.get(token)
         return added is not None and added.special
 
 

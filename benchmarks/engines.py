@@ -18,7 +18,11 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tangram.config import TangramConfig
+    from tangram.geometry import Geometry
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {"stock": None, "tangram 1.0": 1.0, "tangram 0.5": 0.5, "tangram 0.25": 0.25}
@@ -112,6 +116,19 @@ def cache_of(
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     from tangram.config import TangramConfig
+
+    own = TangramConfig(retention=retention, profile=profile, **settings)
+    geometry = geometry_of(own, config, max_model_len)
+    return lambda tokens: geometry.idle_bytes(math.ceil(tokens))
+
+
+def launched(engines: Sequence[str], ways: Sequence[str | None]) -> list[tuple[str, str | None]]:
+    """Every engine, those of the plugin once for each way to launch decode attention."""
+    return [(engine, way) for engine in engines for way in (ways if ENGINES[engine] is not None else [None])]
+
+
+def geometry_of(own: TangramConfig, config: dict[str, Any], max_model_len: int) -> Geometry:
+    """The plugin's cache of a model whose configuration is given. Needs no engine."""
     from tangram.profile import ModelShape, build_geometry
 
     shape = ModelShape(
@@ -123,13 +140,7 @@ def cache_of(
         dtype="bfloat16",
         max_model_len=max_model_len,
     )
-    geometry = build_geometry(TangramConfig(retention=retention, profile=profile, **settings), shape)
-    return lambda tokens: geometry.idle_bytes(math.ceil(tokens))
-
-
-def launched(engines: Sequence[str], ways: Sequence[str | None]) -> list[tuple[str, str | None]]:
-    """Every engine, those of the plugin once for each way to launch decode attention."""
-    return [(engine, way) for engine in engines for way in (ways if ENGINES[engine] is not None else [None])]
+    return build_geometry(own, shape)
 
 
 def child(script: str, job: dict[str, Any], folder: Path) -> Iterator[Any]:

@@ -30,6 +30,7 @@ from benchmarks.engines import (
     ENGINES,
     MODEL,
     engine_name,
+    geometry_of,
     kv_bytes,
     parts_of,
     plugin_options,
@@ -146,21 +147,10 @@ class Engine:
 
     def _ragged(self, config: Any, shape: dict[str, Any], max_model_len: int) -> tuple[Any, int]:
         from tangram.config import TangramConfig
-        from tangram.profile import ModelShape, build_geometry
         from tangram.spec import RaggedSpec
 
-        geometry = build_geometry(
-            TangramConfig.from_additional_config(config.additional_config),
-            ModelShape(
-                name="simulated",
-                layers=int(str(MODEL["num_hidden_layers"])),
-                kv_heads=shape["num_kv_heads"],
-                head_size=shape["head_size"],
-                itemsize=2,
-                dtype="bfloat16",
-                max_model_len=max_model_len,
-            ),
-        )
+        own = TangramConfig.from_additional_config(config.additional_config)
+        geometry = geometry_of(own, MODEL, max_model_len)
         spec = RaggedSpec(
             block_size=geometry.page_tokens,
             num_head_slots=1,

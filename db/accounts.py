@@ -1,20 +1,17 @@
-"""Users, their sign-ins and their API keys."""
+"""Users. Their sign-ins are in `db.sessions`, their keys in `db.api_keys`."""
 
-import secrets
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
-from db.errors import Conflict, InvalidInput, NotFound
-from db.models import ApiKey, LoginSession, User
-from db.repository import Repository
-from db.values import clean_name, new_id
-from db.views import ApiKeyView, UserView
-
-# A look-up that notes "seen now" on every request would turn every read into a write.
-_NOTE_USE_EVERY_MS = 60_000
+from db.errors import Conflict, InvalidInput
+from db.links import revoke_links
+from db.models import ApiKey, Link, LoginSession, Quota, User
+from db.quotas import quota_view
+from db.repository import Repository, add_user, existing_user, user_view
+from db.values import clean_name
+from db.views import PersonView, UserView
 
 
 class AccountStore(Repository):
@@ -24,7 +21,7 @@ class AccountStore(Repository):
         """Add a user with a fresh cache salt. Raises Conflict when the name is taken, in any case."""
         name = clean_name("name", name)
         return await self._database.write(
-            lambda session: self._add_user(session, name, password_hash, is_admin)
+            lambda session: add_user(session, name, password_hash, is_admin, self._now())
         )
 
     async def create_first_user(self, name: str, password_hash: str) -> UserView:
@@ -34,7 +31,7 @@ class AccountStore(Repository):
         def work(session: Session) -> UserView:
             if session.scalar(select(func.count()).select_from(User)):
                 raise Conflict("there is a user already")
-            return self._add_user(session, name, password_hash, True)
+            return add_user(session, name, password_hash, True, self._now())
 
         return await self._database.write(work)
 
@@ -60,179 +57,113 @@ class AccountStore(Repository):
             lambda session: session.scalar(select(func.count()).select_from(User)) or 0
         )
 
-    async def set_password_hash(self, user_id: str, password_hash: str) -> None:
-        """Replace the password's hash and end all of the user's sign-ins, or raise NotFound."""
+    async def list_users(self) -> list[PersonView]:
+        """All users by name, disabled ones included, as an administrator sees them."""
+        now = self._now()
 
-        def work(session: Session) -> None:
-            _existing_user(session, user_id).password_hash = password_hash
-            session.execute(delete(LoginSession).where(LoginSession.user_id == user_id))
-
-        await self._database.write(work)
-
-    async def disable_user(self, user_id: str) -> None:
-        """End the user's sign-ins and refuse new ones and all API keys, or raise NotFound."""
-
-        def work(session: Session) -> None:
-            _existing_user(session, user_id).disabled_at = self._now()
-            session.execute(delete(LoginSession).where(LoginSession.user_id == user_id))
-
-        await self._database.write(work)
-
-    async def create_session(self, user_id: str, token_hash: str, expires_at: int) -> None:
-        """Remember a sign-in until `expires_at` (ms), and forget expired ones. Raises NotFound."""
-
-        def work(session: Session) -> None:
-            _existing_user(session, user_id)
-            now = self._now()
-            session.execute(delete(LoginSession).where(LoginSession.expires_at <= now))
-            session.add(
-                LoginSession(
-                    token_hash=token_hash,
-                    user_id=user_id,
-                    created_at=now,
-                    expires_at=expires_at,
-                    last_seen_at=now,
-                )
+        def work(session: Session) -> list[PersonView]:
+            users = session.scalars(select(User).order_by(User.name)).all()
+            seen = _by_user(
+                session,
+                select(LoginSession.user_id, func.count(), func.max(LoginSession.last_seen_at))
+                .where(LoginSession.expires_at > now)
+                .group_by(LoginSession.user_id),
             )
+            keys = _by_user(
+                session,
+                select(ApiKey.user_id, func.count(), func.max(ApiKey.last_used_at))
+                .where(ApiKey.revoked_at.is_(None))
+                .group_by(ApiKey.user_id),
+            )
+            quotas = {row.user_id: row for row in session.scalars(select(Quota))}
+            return [
+                PersonView(
+                    id=user.id,
+                    name=user.name,
+                    is_admin=user.is_admin,
+                    created_at=user.created_at,
+                    disabled_at=user.disabled_at,
+                    last_seen_at=max(seen.get(user.id, _NONE)[1], keys.get(user.id, _NONE)[1]) or None,
+                    sessions=seen.get(user.id, _NONE)[0],
+                    api_keys=keys.get(user.id, _NONE)[0],
+                    quota=quota_view(quotas.get(user.id)),
+                )
+                for user in users
+            ]
+
+        return await self._database.read(work)
+
+    async def set_password_hash(self, user_id: str, password_hash: str, *, end_sessions: bool = True) -> None:
+        """Replace the password's hash and end all of the user's sign-ins, or raise NotFound.
+
+        end_sessions: False where only the hash is new, and not the password.
+        """
+
+        def work(session: Session) -> None:
+            existing_user(session, user_id).password_hash = password_hash
+            if end_sessions:
+                session.execute(delete(LoginSession).where(LoginSession.user_id == user_id))
+                revoke_links(session, self._now(), Link.user_id == user_id)
 
         await self._database.write(work)
 
-    async def session_user(self, token_hash: str) -> UserView | None:
-        """The enabled user of a sign-in that has not expired, or None."""
-        now = self._now()
+    async def disable_user(self, user_id: str) -> UserView:
+        """End the user's sign-ins and the links that are open for or by them, and refuse all API keys.
 
-        def look_up(session: Session) -> tuple[UserView, int] | None:
-            found = session.execute(
-                select(User, LoginSession.last_seen_at)
-                .join(LoginSession, LoginSession.user_id == User.id)
-                .where(
-                    LoginSession.token_hash == token_hash,
-                    LoginSession.expires_at > now,
-                    User.disabled_at.is_(None),
-                )
-            ).one_or_none()
-            return found and (user_view(found[0]), found[1])
+        Raises NotFound, and Conflict for the last administrator. Disabling twice changes nothing.
+        """
 
-        found = await self._database.read(look_up)
-        if found is None:
-            return None
-        if now - found[1] >= _NOTE_USE_EVERY_MS:
-            note = update(LoginSession).where(LoginSession.token_hash == token_hash).values(last_seen_at=now)
-            await self._database.write(lambda session: _execute(session, note))
-        return found[0]
-
-    async def delete_session(self, token_hash: str) -> None:
-        """Forget a sign-in. Forgetting an unknown one is no error."""
-        forget = delete(LoginSession).where(LoginSession.token_hash == token_hash)
-        await self._database.write(lambda session: _execute(session, forget))
-
-    async def create_api_key(self, owner_id: str, name: str, key_hash: str) -> ApiKeyView:
-        """Add an API key of the owner, or raise NotFound."""
-        name = clean_name("name", name)
-
-        def work(session: Session) -> ApiKeyView:
-            _existing_user(session, owner_id)
-            key = ApiKey(id=new_id(), user_id=owner_id, name=name, key_hash=key_hash, created_at=self._now())
-            session.add(key)
-            session.flush()
-            return _api_key_view(key)
+        def work(session: Session) -> UserView:
+            user = existing_user(session, user_id)
+            if user.disabled_at is None:
+                _keep_an_administrator(session, user)
+                user.disabled_at = self._now()
+            session.execute(delete(LoginSession).where(LoginSession.user_id == user_id))
+            revoke_links(session, self._now(), (Link.user_id == user_id) | (Link.created_by == user_id))
+            return user_view(user)
 
         return await self._database.write(work)
 
-    async def api_key_user(self, key_hash: str) -> UserView | None:
-        """The enabled user of an API key that is not revoked, or None."""
-        now = self._now()
+    async def enable_user(self, user_id: str) -> UserView:
+        """Undo `disable_user`: the password and the API keys work again. Raises NotFound."""
 
-        def look_up(session: Session) -> tuple[UserView, int | None] | None:
-            found = session.execute(
-                select(User, ApiKey.last_used_at)
-                .join(ApiKey, ApiKey.user_id == User.id)
-                .where(ApiKey.key_hash == key_hash, ApiKey.revoked_at.is_(None), User.disabled_at.is_(None))
-            ).one_or_none()
-            return found and (user_view(found[0]), found[1])
-
-        found = await self._database.read(look_up)
-        if found is None:
-            return None
-        if found[1] is None or now - found[1] >= _NOTE_USE_EVERY_MS:
-            note = update(ApiKey).where(ApiKey.key_hash == key_hash).values(last_used_at=now)
-            await self._database.write(lambda session: _execute(session, note))
-        return found[0]
-
-    async def list_api_keys(self, owner_id: str) -> list[ApiKeyView]:
-        """The owner's API keys, revoked ones included, newest first."""
-        query = select(ApiKey).where(ApiKey.user_id == owner_id).order_by(ApiKey.created_at.desc(), ApiKey.id)
-        return await self._database.read(
-            lambda session: [_api_key_view(key) for key in session.scalars(query)]
-        )
-
-    async def revoke_api_key(self, owner_id: str, key_id: str) -> ApiKeyView:
-        """Refuse the owner's API key from now on, or raise NotFound. Revoking twice changes nothing."""
-
-        def work(session: Session) -> ApiKeyView:
-            key = session.scalars(
-                select(ApiKey).where(ApiKey.id == key_id, ApiKey.user_id == owner_id)
-            ).one_or_none()
-            if key is None:
-                raise NotFound("API key")
-            if key.revoked_at is None:
-                key.revoked_at = self._now()
-            return _api_key_view(key)
+        def work(session: Session) -> UserView:
+            user = existing_user(session, user_id)
+            user.disabled_at = None
+            return user_view(user)
 
         return await self._database.write(work)
 
-    def _add_user(self, session: Session, name: str, password_hash: str, is_admin: bool) -> UserView:
-        user = User(
-            id=new_id(),
-            name=name,
-            password_hash=password_hash,
-            is_admin=is_admin,
-            cache_salt=secrets.token_hex(32),
-            created_at=self._now(),
-        )
-        session.add(user)
-        try:
-            session.flush()
-        except IntegrityError as error:
-            raise Conflict("that name is taken") from error
-        return user_view(user)
+    async def set_admin(self, user_id: str, is_admin: bool) -> UserView:
+        """Give or take an administrator's rights. Raises NotFound, and Conflict for the last one."""
+
+        def work(session: Session) -> UserView:
+            user = existing_user(session, user_id)
+            if user.is_admin and not is_admin:
+                if user.disabled_at is None:
+                    _keep_an_administrator(session, user)
+                revoke_links(session, self._now(), Link.created_by == user_id)
+            user.is_admin = is_admin
+            return user_view(user)
+
+        return await self._database.write(work)
 
 
-def user_view(row: User) -> UserView:
-    """The record of a user."""
-    return UserView(
-        id=row.id,
-        name=row.name,
-        password_hash=row.password_hash,
-        is_admin=row.is_admin,
-        cache_salt=row.cache_salt,
-        created_at=row.created_at,
-        disabled_at=row.disabled_at,
+_NONE = (0, 0)
+
+
+def _by_user(session: Session, query: Select[*tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
+    return {user: (count, latest or 0) for user, count, latest in session.execute(query)}
+
+
+def _keep_an_administrator(session: Session, user: User) -> None:
+    others = select(func.count()).where(
+        User.is_admin.is_(True), User.disabled_at.is_(None), User.id != user.id
     )
+    if user.is_admin and not session.scalar(others):
+        raise Conflict("the last administrator must stay one")
 
 
 def _user(session: Session, query: Select[Any]) -> UserView | None:
     user = session.scalars(query).one_or_none()
     return user_view(user) if user is not None else None
-
-
-def _existing_user(session: Session, user_id: str) -> User:
-    user = session.get(User, user_id)
-    if user is None:
-        raise NotFound("user")
-    return user
-
-
-def _execute(session: Session, statement: Any) -> None:
-    session.execute(statement)
-
-
-def _api_key_view(row: ApiKey) -> ApiKeyView:
-    return ApiKeyView(
-        id=row.id,
-        user_id=row.user_id,
-        name=row.name,
-        created_at=row.created_at,
-        last_used_at=row.last_used_at,
-        revoked_at=row.revoked_at,
-    )

@@ -24,17 +24,21 @@ def back_up(source: Path, directory: Path, label: str) -> Path:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            _copy(source, part)
+            copy_to(source, part)
             part.rename(target)
         finally:
             part.unlink(missing_ok=True)
-        _sync(directory)
+        sync(directory)
     except (OSError, sqlite3.Error) as error:
         raise StorageUnavailable(f"cannot back up {source} to {directory}: {error}") from error
     return target
 
 
-def _copy(source: Path, part: Path) -> None:
+def copy_to(source: Path, part: Path) -> None:
+    """Copy the last committed state of `source` to the file `part`, on disk when this returns.
+
+    Raises StorageUnavailable when the copy is damaged, sqlite3.Error and OSError when it cannot be made.
+    """
     with closing(connect(source, read_only=True)) as origin, closing(sqlite3.connect(part)) as copy:
         # In one step: a step that pauses starts over whenever the writer commits in between.
         origin.backup(copy, pages=-1)
@@ -43,10 +47,11 @@ def _copy(source: Path, part: Path) -> None:
         verdict = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise StorageUnavailable(f"the database {source} is damaged: {verdict}")
-    _sync(part)
+    sync(part)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file or a directory on the disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, or_, select, tuple_, update
+from sqlalchemy.orm import Session, aliased
 
 from db.errors import InvalidInput, NotFound
-from db.models import Conversation, User
+from db.models import Conversation, Message, User
 from db.repository import Repository, conversation_view, owned_conversation
 from db.search import matches
 from db.values import checked_object, clean_name, clean_text, new_id
@@ -56,18 +56,22 @@ class ConversationStore(Repository):
         limit: int = 100,
         before: str | None = None,
         deleted: bool = False,
+        archived: bool | None = None,
     ) -> list[ConversationView]:
         """The owner's conversations, the latest activity first.
 
         `query` keeps those whose title or a finished message contains it, as literal text. `before` is the
-        `cursor` of the last conversation of the previous page. `deleted` lists the deleted ones instead.
+        `cursor` of the last conversation of the previous page. `deleted` lists the deleted ones instead;
+        `archived` keeps those that are archived, or that are not.
         """
         if not 1 <= limit <= MAX_LIMIT:
             raise InvalidInput("limit", f"must be from 1 to {MAX_LIMIT}")
         found = select(Conversation).where(
             Conversation.user_id == owner_id,
-            Conversation.deleted_at.is_not(None) if deleted else Conversation.deleted_at.is_(None),
+            Conversation.deleted_at > 0 if deleted else Conversation.deleted_at.is_(None),
         )
+        if archived is not None:
+            found = found.where(Conversation.archived_at.is_not(None) == archived)
         if before is not None:
             found = found.where(tuple_(Conversation.updated_at, Conversation.id) < _position(before))
         if query is not None and query.strip():
@@ -95,6 +99,40 @@ class ConversationStore(Repository):
             owner_id, conversation_id, settings=checked_object("settings", dict(settings))
         )
 
+    async def change_conversation(
+        self,
+        owner_id: str,
+        conversation_id: str,
+        title: str | None = None,
+        system_prompt: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        archived: bool | None = None,
+    ) -> ConversationView:
+        """Change what is not None, all or nothing. Raises NotFound, InvalidInput.
+
+        A new system prompt holds for the replies to come. The token segments with the old one are forgotten:
+        they are made again from the text.
+        """
+        values: dict[str, Any] = {}
+        if title is not None:
+            values["title"] = clean_name("title", title)
+        if settings is not None:
+            values["settings"] = checked_object("settings", dict(settings))
+        if archived is not None:
+            values["archived_at"] = self._now() if archived else None
+        prompt = None if system_prompt is None else clean_text(system_prompt)
+
+        def work(session: Session) -> ConversationView:
+            row = owned_conversation(session, owner_id, conversation_id)
+            for name, value in values.items():
+                setattr(row, name, value)
+            if prompt is not None and row.system_prompt != prompt:
+                row.system_prompt = prompt
+                _forget_first_segments(session, conversation_id)
+            return conversation_view(row)
+
+        return await self._database.write(work)
+
     async def delete_conversation(self, owner_id: str, conversation_id: str) -> None:
         """Put the conversation aside, from where `restore_conversation` brings it back. Raises NotFound."""
         await self._change(owner_id, conversation_id, deleted_at=self._now())
@@ -117,6 +155,29 @@ class ConversationStore(Repository):
             return conversation_view(row)
 
         return await self._database.write(work)
+
+
+def _forget_first_segments(session: Session, conversation_id: str) -> None:
+    """Empty the segments of the users' messages that no reply with anything in it comes before."""
+    first = (
+        select(Message.seq, Message.id)
+        .where(Message.conversation_id == conversation_id, Message.parent_id.is_(None))
+        .cte("first", recursive=True)
+    )
+    child = aliased(Message)
+    first = first.union_all(
+        select(child.seq, child.id).where(
+            child.parent_id == first.c.id,
+            child.conversation_id == conversation_id,
+            or_(child.role == "user", and_(child.content == "", child.token_ids == b"")),
+        )
+    )
+    session.execute(
+        update(Message)
+        .where(Message.role == "user", Message.seq.in_(select(first.c.seq)))
+        .values(token_ids=b"")
+        .execution_options(synchronize_session=False)
+    )
 
 
 def _position(cursor: str) -> tuple[int, str]:

@@ -29,7 +29,7 @@ class Database:
     def __init__(self, path: Path, backup_dir: Path | None = None) -> None:
         self.path = Path(path)
         self.backup_dir = Path(backup_dir) if backup_dir is not None else self.path.parent / "backups"
-        self._lock = FileLock(self.path.with_name(self.path.name + ".lock"))
+        self._lock = FileLock(self.path.with_name(self.path.name + migrator.LOCK_NAME))
         self._writer = Writer(self.path, self._lock)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="db-reader")
         self._read_engine = make_engine(
@@ -47,6 +47,11 @@ class Database:
         backup = migrator.migrate(self.path, self.backup_dir, self._lock)
         self._migrated = True
         return backup
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is there and has this version's schema. Raises NotADatabase, NewerSchema."""
+        return migrator.is_current(self.path)
 
     async def write(self, fn: Callable[[Session], T]) -> T:
         """Run `fn` in one transaction of the writer and return what it returns, once it is committed.

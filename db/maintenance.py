@@ -9,6 +9,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ EXPORT_FORMAT = "tangram-chat/1"
 MEMORY_SAMPLES = 43_200  # a day of one every two seconds
 
 _CONVERSATIONS = """
-    SELECT id, title, system_prompt, settings, active_leaf_id, created_at, updated_at, deleted_at
+    SELECT id, title, system_prompt, settings, active_leaf_id, created_at, updated_at, deleted_at,
+    archived_at
     FROM conversations WHERE user_id = :owner_id
 """
 _MESSAGES = """
     SELECT id, conversation_id, parent_id, role, content, token_ids, status, finish_reason, error, stats,
-    model, created_at, updated_at FROM messages WHERE user_id = :owner_id
+    model, created_at, updated_at, rating FROM messages WHERE user_id = :owner_id
 """
 
 
@@ -75,6 +77,41 @@ async def back_up_now(database: Database) -> Path:
     Writes go on meanwhile; the copy is the state of one moment. Raises StorageUnavailable.
     """
     return await asyncio.to_thread(back_up, database.path, database.backup_dir, "manual")
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuumed:
+    """Bytes of the database file before and after."""
+
+    before: int
+    after: int
+
+
+async def vacuum(database: Database) -> Vacuumed:
+    """Rewrite the file without the space that deleted rows left, and put the search index in order.
+
+    Reads go on meanwhile; writes wait, some seconds for each gigabyte. Takes about twice the file's size of
+    free space. Raises StorageUnavailable when there is not enough.
+    """
+
+    def work(connection: sqlite3.Connection) -> Vacuumed:
+        tool = sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
+        before = _size(connection)
+        tool.execute("INSERT INTO messages_search (messages_search) VALUES ('optimize')")
+        tool.execute("INSERT INTO conversations_search (conversations_search) VALUES ('optimize')")
+        tool.vacuum()
+        tool.execute("PRAGMA optimize")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return Vacuumed(before, _size(connection))
+
+    return await database.write_raw(work)
+
+
+def _size(connection: sqlite3.Connection) -> int:
+    pages, page = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size")
+    )
+    return pages * page
 
 
 async def add_memory_sample(

@@ -18,6 +18,8 @@ from db.filelock import FileLock
 from db.migrations import MIGRATIONS, Migration
 
 APPLICATION_ID = 0x54474D43
+LOCK_NAME = ".lock"
+"""What the name of the writer's lock file adds to that of the database."""
 _OLDEST_SQLITE = (3, 37, 0)  # STRICT tables; the trigram tokenizer is older
 _LOCK_SECONDS = 60.0
 
@@ -36,7 +38,7 @@ def migrate(
         raise MigrationError("the migrations are not numbered 1, 2, 3 and so on")
     try:
         # The common start has nothing to do, and must not wait for a writer that is at work.
-        if _is_current(path, len(migrations)):
+        if is_current(path, len(migrations)):
             return None
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock.acquire(_LOCK_SECONDS)
@@ -54,18 +56,19 @@ def migrate(
         raise MigrationError(f"cannot open {path}: {error}") from error
 
 
-def _is_current(path: Path, latest: int) -> bool:
+def is_current(path: Path, latest: int = len(MIGRATIONS)) -> bool:
+    """Whether there is a database at `path` with the schema of `latest` steps. Raises as `version_of`."""
     if not path.exists() or path.stat().st_size == 0:
         return False
     with closing(connect(path, read_only=True)) as connection:
-        return _version(connection, path, latest) == latest
+        return version_of(connection, path, latest) == latest
 
 
 def _migrate_locked(path: Path, backup_dir: Path, migrations: Sequence[Migration]) -> Path | None:
     # Made here, so that the history and its WAL are never readable by others.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     with closing(connect(path, read_only=False)) as connection:
-        version = _version(connection, path, len(migrations))
+        version = version_of(connection, path, len(migrations))
         if version == len(migrations):
             return None
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
@@ -80,7 +83,8 @@ def _migrate_locked(path: Path, backup_dir: Path, migrations: Sequence[Migration
         return backup
 
 
-def _version(connection: sqlite3.Connection, path: Path, latest: int) -> int:
+def version_of(connection: sqlite3.Connection, path: Path, latest: int) -> int:
+    """The schema's version of a database of ours. Raises NotADatabase, NewerSchema; sqlite3.DatabaseError."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     empty = connection.execute("SELECT NOT EXISTS (SELECT 1 FROM sqlite_schema)").fetchone()[0]

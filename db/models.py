@@ -41,6 +41,9 @@ class LoginSession(Base):
     created_at: Mapped[int]
     expires_at: Mapped[int]
     last_seen_at: Mapped[int]
+    id: Mapped[str] = mapped_column(unique=True)
+    address: Mapped[str]
+    user_agent: Mapped[str]
 
 
 class ApiKey(Base):
@@ -53,6 +56,36 @@ class ApiKey(Base):
     created_at: Mapped[int]
     last_used_at: Mapped[int | None]
     revoked_at: Mapped[int | None]
+
+
+class Link(Base):
+    """A link that works once: an invitation, or a password's reset. Only its token's hash is known."""
+
+    __tablename__ = "links"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    kind: Mapped[str]
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"))
+    is_admin: Mapped[bool]
+    note: Mapped[str]
+    created_by: Mapped[str | None] = mapped_column(ForeignKey("users.id"))
+    created_at: Mapped[int]
+    expires_at: Mapped[int]
+    used_at: Mapped[int | None]
+    revoked_at: Mapped[int | None]
+
+
+class Quota(Base):
+    """What one user may do at once. None is the installation's default."""
+
+    __tablename__ = "quotas"
+
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True)
+    running: Mapped[int | None]
+    waiting: Mapped[int | None]
+    per_minute: Mapped[int | None]
+    updated_at: Mapped[int]
 
 
 class Conversation(Base):
@@ -70,6 +103,7 @@ class Conversation(Base):
     created_at: Mapped[int]
     updated_at: Mapped[int]
     deleted_at: Mapped[int | None]
+    archived_at: Mapped[int | None]
 
 
 class Message(Base):
@@ -92,6 +126,7 @@ class Message(Base):
     model: Mapped[str | None]
     created_at: Mapped[int]
     updated_at: Mapped[int]
+    rating: Mapped[int | None]
 
 
 class Setting(Base):
@@ -111,3 +146,5 @@ class Audit(Base):
     before: Mapped[Any] = mapped_column(JSON)
     after: Mapped[Any] = mapped_column(JSON)
     created_at: Mapped[int]
+    address: Mapped[str | None]
+    request_id: Mapped[str | None]

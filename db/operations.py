@@ -1,8 +1,8 @@
-"""The operator's records: tuned settings and the trail of administrative changes."""
+"""The operator's records: tuned settings and the trail of sign-ins and administrative changes."""
 
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from db.errors import InvalidInput, NotFound
@@ -34,9 +34,19 @@ class OperationStore(Repository):
         await self._database.write(work)
 
     async def add_audit(
-        self, user_id: str | None, action: str, before: Any = None, after: Any = None
+        self,
+        user_id: str | None,
+        action: str,
+        before: Any = None,
+        after: Any = None,
+        *,
+        address: str | None = None,
+        request_id: str | None = None,
     ) -> AuditView:
-        """Record that a user (None: the product itself) changed something. Raises NotFound, InvalidInput."""
+        """Record that a user (None: the product itself, or a stranger) signed in or changed something.
+
+        `address` and `request_id` are those of the request that did it. Raises NotFound, InvalidInput.
+        """
         before, after = checked_json("before", before), checked_json("after", after)
 
         def work(session: Session) -> AuditView:
@@ -49,6 +59,8 @@ class OperationStore(Repository):
                 before=before,
                 after=after,
                 created_at=self._now(),
+                address=address,
+                request_id=request_id,
             )
             session.add(row)
             session.flush()
@@ -57,11 +69,16 @@ class OperationStore(Repository):
         return await self._database.write(work)
 
     async def list_audit(self, limit: int = 100) -> list[AuditView]:
-        """The latest changes, newest first."""
+        """The latest sign-ins and changes, newest first."""
         if limit < 1:
             raise InvalidInput("limit", "must be at least 1")
         query = select(Audit).order_by(Audit.created_at.desc(), Audit.id).limit(limit)
         return await self._database.read(lambda session: [_audit_view(row) for row in session.scalars(query)])
+
+    async def prune_audit(self, before: int) -> int:
+        """Forget what was recorded before a time (ms); return how many there were."""
+        old = delete(Audit).where(Audit.created_at < before).returning(Audit.id)
+        return await self._database.write(lambda session: len(session.scalars(old).all()))
 
 
 def _audit_view(row: Audit) -> AuditView:
@@ -72,4 +89,6 @@ def _audit_view(row: Audit) -> AuditView:
         before=row.before,
         after=row.after,
         created_at=row.created_at,
+        address=row.address,
+        request_id=row.request_id,
     )

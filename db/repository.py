@@ -1,15 +1,17 @@
-"""What the parts of the store share: the database, the clock, and the two look-ups that check the owner."""
+"""What the parts of the store share: the database, the clock, users, and look-ups that check the owner."""
 
+import secrets
 from typing import Any
 
 from sqlalchemy import Select, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, aliased
 
 from db.database import Database
-from db.errors import NotFound
-from db.models import Conversation, Message
-from db.values import Clock, unpack_tokens
-from db.views import ConversationView, MessageView
+from db.errors import Conflict, NotFound
+from db.models import Conversation, Message, User
+from db.values import Clock, new_id, unpack_tokens
+from db.views import ConversationView, MessageView, UserView
 
 
 class Repository:
@@ -18,6 +20,50 @@ class Repository:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._now = Clock()
+
+
+def execute(session: Session, statement: Any) -> None:
+    """Run a statement for its effect alone."""
+    session.execute(statement)
+
+
+def existing_user(session: Session, user_id: str) -> User:
+    """The user, disabled or not. Raises NotFound."""
+    user = session.get(User, user_id)
+    if user is None:
+        raise NotFound("user")
+    return user
+
+
+def add_user(session: Session, name: str, password_hash: str, is_admin: bool, now: int) -> UserView:
+    """Add a user with a fresh cache salt. Raises Conflict when the name is taken, in any case of letters."""
+    user = User(
+        id=new_id(),
+        name=name,
+        password_hash=password_hash,
+        is_admin=is_admin,
+        cache_salt=secrets.token_hex(32),
+        created_at=now,
+    )
+    session.add(user)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise Conflict("that name is taken") from error
+    return user_view(user)
+
+
+def user_view(row: User) -> UserView:
+    """The record of a user."""
+    return UserView(
+        id=row.id,
+        name=row.name,
+        password_hash=row.password_hash,
+        is_admin=row.is_admin,
+        cache_salt=row.cache_salt,
+        created_at=row.created_at,
+        disabled_at=row.disabled_at,
+    )
 
 
 def owned_conversation(
@@ -58,6 +104,7 @@ def conversation_view(row: Conversation) -> ConversationView:
         created_at=row.created_at,
         updated_at=row.updated_at,
         deleted_at=row.deleted_at,
+        archived_at=row.archived_at,
     )
 
 
@@ -90,6 +137,7 @@ def select_messages(owner_id: str) -> Select[*tuple[Any, ...]]:
         Message.model,
         Message.created_at,
         Message.updated_at,
+        Message.rating,
         count.where(sibling.seq < Message.seq).scalar_subquery().label("sibling_index"),
         count.scalar_subquery().label("sibling_count"),
     )

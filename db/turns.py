@@ -23,12 +23,14 @@ class TurnStore(Repository):
     """The part of the store that grows and walks the message tree."""
 
     async def path(
-        self, owner_id: str, conversation_id: str, leaf_id: str | None = None
+        self, owner_id: str, conversation_id: str, leaf_id: str | None = None, limit: int | None = None
     ) -> list[MessageView]:
         """The messages from the root to `leaf_id` (default: the active leaf); empty when there is none yet.
 
-        Raises NotFound, also for a leaf of another conversation.
+        `limit` leaves only that many, the last ones. Raises NotFound, also for another conversation's leaf.
         """
+        if limit is not None and limit < 1:
+            raise InvalidInput("limit", "must be at least 1")
 
         def work(session: Session) -> list[MessageView]:
             leaf = leaf_id or owned_conversation(session, owner_id, conversation_id).active_leaf_id
@@ -42,11 +44,10 @@ class TurnStore(Repository):
                 .cte("step", recursive=True)
             )
             parent = aliased(Message)
-            step = step.union_all(
-                select(parent.seq, parent.parent_id, step.c.height + 1).where(
-                    parent.id == step.c.parent_id, parent.user_id == owner_id
-                )
+            up = select(parent.seq, parent.parent_id, step.c.height + 1).where(
+                parent.id == step.c.parent_id, parent.user_id == owner_id
             )
+            step = step.union_all(up if limit is None else up.where(step.c.height < limit - 1))
             query = select_messages(owner_id).join(step, step.c.seq == Message.seq)
             return message_views(session, query.order_by(step.c.height.desc()))
 
@@ -153,6 +154,24 @@ class TurnStore(Repository):
             message.updated_at = self._now()
 
         await self._database.write(work)
+
+    async def rate_reply(self, owner_id: str, reply_id: str, rating: int | None) -> MessageView:
+        """Keep what the user thinks of a reply: 1 liked, -1 disliked, None neither.
+
+        Raises NotFound, and InvalidInput for another rating or a user's message.
+        """
+        if rating not in (1, -1, None):
+            raise InvalidInput("rating", "must be 1, -1 or null")
+
+        def work(session: Session) -> MessageView:
+            reply = owned_message(session, owner_id, reply_id)
+            if reply.role != "assistant":
+                raise InvalidInput("reply_id", "must be a reply")
+            reply.rating = rating
+            session.flush()
+            return message_view(session, owner_id, reply_id)
+
+        return await self._database.write(work)
 
     async def set_active_leaf(self, owner_id: str, conversation_id: str, message_id: str) -> MessageView:
         """Make the branch through a message active, and return its leaf.

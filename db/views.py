@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 Role = Literal["user", "assistant"]
 Status = Literal["complete", "pending", "streaming", "stopped", "interrupted", "error"]
 FinalStatus = Literal["complete", "stopped", "interrupted", "error"]
+LinkKind = Literal["invite", "reset"]
 
 OPEN_STATUSES: tuple[str, ...] = ("pending", "streaming")
 FINAL_STATUSES: tuple[str, ...] = get_args(FinalStatus)
@@ -40,6 +41,59 @@ class ApiKeyView:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionView:
+    """A sign-in of a browser, without its token. `address` and `user_agent` are those of its beginning."""
+
+    id: str
+    user_id: str
+    created_at: int
+    expires_at: int
+    last_seen_at: int
+    address: str
+    user_agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """An invitation (`user_id` is who took it) or a reset (`user_id` is whose password it changes)."""
+
+    id: str
+    kind: LinkKind
+    user_id: str | None
+    is_admin: bool
+    note: str
+    created_by: str | None
+    created_at: int
+    expires_at: int
+    used_at: int | None
+    revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaView:
+    """One user's own limits: requests at once, requests that wait, requests a minute. None: the default."""
+
+    running: int | None = None
+    waiting: int | None = None
+    per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PersonView:
+    """An account as an administrator sees it. `last_seen_at` is the latest use of a sign-in or a key."""
+
+    id: str
+    name: str
+    is_admin: bool
+    created_at: int
+    disabled_at: int | None
+    last_seen_at: int | None
+    sessions: int
+    api_keys: int
+    quota: QuotaView
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationView:
     """A conversation without its messages. `updated_at` is the time of its last activity."""
 
@@ -52,6 +106,7 @@ class ConversationView:
     created_at: int
     updated_at: int
     deleted_at: int | None
+    archived_at: int | None = None
 
     @property
     def cursor(self) -> str:
@@ -63,8 +118,9 @@ class ConversationView:
 class MessageView:
     """A node of the message tree.
 
-    `token_ids` are the message's own segment of the prompt. `sibling_index` (from 0, oldest first) and
-    `sibling_count` place it among the messages of the same parent.
+    `token_ids` are the message's own segment of the prompt. `rating` of a reply is 1 (liked), -1 (disliked)
+    or None. `sibling_index` (from 0, oldest first) and `sibling_count` place it among the messages of the
+    same parent.
     """
 
     id: str
@@ -83,6 +139,7 @@ class MessageView:
     updated_at: int
     sibling_index: int
     sibling_count: int
+    rating: int | None = None
 
     @property
     def is_final(self) -> bool:
@@ -92,7 +149,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class AuditView:
-    """One administrative change, with the values before and after it."""
+    """One sign-in or administrative change, with the values before and after it and whose request it was."""
 
     id: str
     user_id: str | None
@@ -100,3 +157,5 @@ class AuditView:
     before: Any
     after: Any
     created_at: int
+    address: str | None = None
+    request_id: str | None = None

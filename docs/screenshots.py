@@ -25,9 +25,11 @@ from tests.admin.browser import AdminPage  # noqa: E402
 from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer  # noqa: E402
 from tests.ui.support import DESKTOP, PHONE, ChatPage, Product, chromium, product  # noqa: E402
 
-SHOWN = ("chat", "chat-dark", "chat-phone", "console")
+SHOWN = ("chat", "chat-dark", "chat-phone", "settings", "console")
 
-ANSWER = """A **hash map** is a cabinet of drawers with a rule that says which drawer a thing belongs in.
+ANSWER = """<think>They ask for an explanation and some code. Drawers make a good picture.</think>
+
+A **hash map** is a cabinet of drawers with a rule that says which drawer a thing belongs in.
 
 1. Take the key, say `"apple"`.
 2. A *hash function* turns it into a number.
@@ -151,37 +153,59 @@ class Album:
         self.keep(page, "streaming")
         page.stop()
         page.settled()
-        page.page.locator(".tc-again").last.click()
+        page.page.get_by_label("Regenerate").last.click()
         expect(page.footers.last).to_contain_text("2/2")
         expect(page.replies.last).to_have_text(re.compile(r"lorem(\s\w+){15}"))
         page.stop()
         page.settled()
         self.keep(page, "versions")
         page.messages.last.hover()
-        page.page.locator('#tc-chat [aria-label="Edit"]').last.click()
+        page.page.locator('#tc-chat [data-act="edit"]').last.click()
         self.keep(page, "edit")
         page.page.locator('#tc-chat [aria-label="Cancel"]').click()
-        page.rows.first.hover()
-        page.rows.first.locator('[data-act="ask_rename"]').click()
+        page.menu(QUESTION, "ask_rename")
         self.keep(page, "rename")
         page.page.locator("#tc-rename-dialog [data-act=cancel]").click()
-        page.rows.last.hover()
-        page.rows.last.locator('[data-act="ask_delete"]').click()
+        page.menu(OTHERS[0], "ask_delete")
         self.keep(page, "delete")
         page.page.locator("#tc-delete-dialog .tc-danger").click()
         expect(page.page.locator(".tc-toast")).to_be_visible()
         self.keep(page, "undo")
-        phone = self.page(page.address(), phone=True)
-        phone.usable_on_phone()
-        phone.page.get_by_label("Show or hide conversations").tap()
-        self.keep(phone, "sidebar-phone")
-        phone.close()
+        page.menu(OTHERS[1], "archive_chat")
+        expect(page.page.locator(".tc-archive")).to_be_visible()
+        for suffix, on_phone, scheme in (
+            ("", False, "light"),
+            ("-dark", False, "dark"),
+            ("-phone", True, "light"),
+            ("-phone-dark", True, "dark"),
+        ):
+            self.panels(page.address(), suffix, phone=on_phone, scheme=scheme)
         self.fake.healthy = False
         expect(page.page.locator(".tc-banner")).to_be_visible(timeout=30_000)
         page.box.fill("This text waits until the engine is back.")
         page.box.press("Enter")
         expect(page.notice).to_be_visible()
         self.keep(page, "not-ready")
+
+    def panels(self, address: str, suffix: str, *, phone: bool, scheme: str) -> None:
+        """Everything that opens over the page."""
+        page = self.page(address, phone=phone, scheme=scheme)
+        page.usable_on_phone()
+        page.page.get_by_label("More for this conversation").click()
+        self.keep(page, f"menu{suffix}")
+        page.page.keyboard.press("Escape")
+        page.page.locator(".tc-meter").click()
+        self.keep(page, f"meter{suffix}")
+        page.page.keyboard.press("Escape")
+        page.page.locator('[data-act="ask_settings"]').click()
+        self.keep(page, f"settings{suffix}")
+        page.page.locator("#tc-settings-dialog [data-act=cancel]").click()
+        if phone:
+            page.page.get_by_label("Show or hide conversations").tap()
+            self.keep(page, f"sidebar{suffix}")
+        page.page.locator('[data-act="ask_data"]').click()
+        self.keep(page, f"files{suffix}")
+        page.close()
 
 
 def main() -> None:

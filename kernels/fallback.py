@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch.nn.functional import cosine_similarity, normalize
@@ -61,19 +60,6 @@ def attention(
     layout = _layout(tuple(tier_offset.tolist()), page_tokens, ring_slots, chunk, window, query.shape[-1])
     reference.check_values(pool, *tables, layout, query.shape[0])
     reference.attention(out, query, pool, *tables, layout, scale, sinks, soft_cap)
-
-
-def append_attention(
-    out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pool: torch.Tensor,
-    *rest: Any,
-) -> None:
-    """``tangram::ragged_append_attention`` in plain torch; the arguments are those of ``kernels.ragged``."""
-    append(key, value, pool, *rest[:10])
-    attention(out, query, pool, *rest)
 
 
 def keydiff(keys: torch.Tensor) -> torch.Tensor:

@@ -131,6 +131,11 @@ class RaggedLayout:
         first = sealed * self.chunk
         return (self.ring_entry(position, tier) for position in range(first, tokens, self.page_tokens))
 
+    def operands(self, device: torch.device) -> tuple[torch.Tensor, int, int, int, int]:
+        """What the operators of a step take of the layout: ``tier_offset``, ``page_tokens``, ``ring_slots``,
+        ``chunk`` and ``window``."""
+        return self.offset_tensor(device), self.page_tokens, self.ring_slots, self.chunk, self.window
+
     def offset_tensor(self, device: torch.device) -> torch.Tensor:
         """``tier_offset`` as an int32 tensor on ``device``, made once for each layout and device."""
         return _offset_tensor(self.tier_offset, device)

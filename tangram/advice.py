@@ -9,6 +9,7 @@ import numpy as np
 
 from tangram.calibration.statistics import Needs, advised_alpha, cost, coverage
 from tangram.config import TangramConfig
+from tangram.identity import ModelIdentity
 from tangram.predict import predict
 from tangram.profile import ModelShape, Profile, default_group_size
 from tangram.profile_file import Calibration
@@ -73,9 +74,8 @@ def _margin(profile: Profile, needs: Needs, alpha: float) -> Margin:
     return Margin(alpha, coverage(needs, alpha, profile.floor), cost(needs, alpha, profile.floor))
 
 
-def shape_of(calibration: Calibration) -> ModelShape:
+def shape_of(model: ModelIdentity) -> ModelShape:
     """The calibrated model as geometry and predictions take it."""
-    model = calibration.model
     window_bytes = model.kv_heads * 2 * model.head_size * model.itemsize if model.window_layers else 0
     return ModelShape(
         name=model.name,

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 import httpx
 
-from tangram.completion import CompletionChunk, CompletionRequest, Usage, parse_event
+from tangram.completion import CompletionChunk, CompletionRequest, TokenLogprob, Usage, parse_event
 from tangram.errors import EngineRejected, EngineUnavailable
 
-__all__ = ["CompletionChunk", "CompletionRequest", "EngineClient", "Usage"]
+__all__ = ["CompletionChunk", "CompletionRequest", "EngineClient", "TokenLogprob", "Usage"]
 
 
 class EngineClient:

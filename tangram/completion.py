@@ -14,6 +14,8 @@ from tangram.errors import EngineRejected, EngineUnavailable
 class CompletionRequest:
     """A prompt of token ids and how to continue it. None: the engine's own default.
 
+    n: how many answers; their chunks come mixed, told apart by `index`.
+    logprobs: log-probabilities of the chosen tokens and of this many of the likeliest; None: not wanted.
     cache_salt: only requests with the same salt can share cached history; one per user.
     extra: further fields of vLLM's /v1/completions, passed as they are.
     """
@@ -26,6 +28,8 @@ class CompletionRequest:
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    n: int = 1
+    logprobs: int | None = None
     cache_salt: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,6 +52,10 @@ class CompletionRequest:
                 body[name] = value
         if self.stop:
             body["stop"] = list(self.stop)
+        if self.n != 1:
+            body["n"] = self.n
+        if self.logprobs is not None:
+            body |= {"logprobs": self.logprobs, "return_tokens_as_token_ids": True}
         return body
 
 
@@ -61,9 +69,21 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A generated token, its log-probability, and (token, log-probability) of the likeliest in its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionChunk:
     """New text and the ids of the new tokens. The last chunk of a stream carries `usage`.
 
+    index: which of `n` answers it belongs to.
+    stop_reason: the stop string or the id of the stop token that ended the answer; None: the model's own end.
+    logprobs: one for each of `token_ids`, where they were asked for.
     finish_reason: None, "stop", "length" or "abort". Text may lag the ids: bytes of an unfinished character
     are held back until it is complete.
     """
@@ -72,6 +92,9 @@ class CompletionChunk:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     usage: Usage | None = None
+    index: int = 0
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def parse_event(data: str) -> CompletionChunk:
@@ -92,7 +115,27 @@ def parse_event(data: str) -> CompletionChunk:
         token_ids=tuple(choice.get("token_ids") or ()),
         finish_reason=choice.get("finish_reason"),
         usage=_usage(usage) if usage else None,
+        index=int(choice.get("index") or 0),
+        stop_reason=choice.get("stop_reason"),
+        logprobs=_logprobs(choice["logprobs"]) if choice.get("logprobs") else (),
     )
+
+
+def _logprobs(said: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    """From vLLM's four lists, in which a token is written as token_id:NUMBER."""
+    likeliest = said.get("top_logprobs") or [None] * len(said["tokens"])
+    return tuple(
+        TokenLogprob(
+            _token(token),
+            float(logprob),
+            tuple((_token(name), float(value)) for name, value in (top or {}).items()),
+        )
+        for token, logprob, top in zip(said["tokens"], said["token_logprobs"], likeliest, strict=True)
+    )
+
+
+def _token(name: str) -> int:
+    return int(name.removeprefix("token_id:"))
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:

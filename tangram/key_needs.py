@@ -11,6 +11,7 @@ import torch
 from tangram.profile_file import KEY_SHARE
 from tangram.scorers import Chunk
 from tangram.scorers.keydiff import keydiff
+from tangram.sealing import comparable
 
 
 def key_scores(layers: torch.Tensor, heads: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -31,7 +32,7 @@ def shares_above(scores: torch.Tensor) -> torch.Tensor:
     Args:
         scores: [heads, tokens] of one chunk.
     """
-    flat = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).flatten()
+    flat = comparable(scores).flatten()
     kept = max(1, round(KEY_SHARE * flat.numel()))
     least = flat.kthvalue(flat.numel() - kept + 1).values
     return (scores >= least).float().mean(dim=-1)

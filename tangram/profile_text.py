@@ -28,7 +28,7 @@ def show(path: str, profile: Profile, config: TangramConfig) -> list[str]:
     known = profile.calibration
     if known is None:
         return [*lines, "", "The profile names no model and no samples: no memory, no coverage."]
-    sizes = groupings(config, shape_of(known), profile)
+    sizes = groupings(config, shape_of(known.model), profile)
     return [
         *lines,
         "",
@@ -113,7 +113,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _memory(profile: Profile, known: Calibration, config: TangramConfig) -> list[str]:
-    found = predict(config, shape_of(known), profile, LENGTHS)
+    found = predict(config, shape_of(known.model), profile, LENGTHS)
     group = found.geometry.group_size
     setting = f"retention {config.retention:g}, alpha {config.alpha:g}, scope {config.scope}"
     lines = [f"A conversation at {setting}, groups of {group}:", " tokens     memory  full cache   share"]

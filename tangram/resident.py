@@ -171,10 +171,9 @@ class ResidentRows:
 
     def touch(self, row: Row) -> None:
         """The row was used: it is evicted last."""
-        self._rows.move_to_end(id(row))
+        self.expect(row)
         row.since = self._clock()
         row.used = True
-        row.left = False
 
     def expect(self, row: Row) -> None:
         """Its user is back and waits: it is evicted last."""

@@ -30,6 +30,11 @@ class Observed:
     rotary: Rotary | None = None
 
 
+def comparable(scores: torch.Tensor) -> torch.Tensor:
+    """A copy in which what is not a number ranks last."""
+    return scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
 def select(scores: torch.Tensor, keep: int, sink: int) -> torch.Tensor:
     """Which tokens of a chunk to keep.
 
@@ -42,7 +47,7 @@ def select(scores: torch.Tensor, keep: int, sink: int) -> torch.Tensor:
         [heads, keep], int64, rising: kept tokens stay in the order of their positions. Equal scores
         are decided in favour of the earlier token, so that the outcome is one only.
     """
-    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    scores = comparable(scores)
     scores[:, :sink] = torch.inf
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     return order[:, :keep].sort(dim=-1).values

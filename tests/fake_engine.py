@@ -110,6 +110,7 @@ class FakeEngine:
     def __init__(self, config: FakeConfig) -> None:
         self.config = config
         self.tokenizer = _tokenizer(config.model)
+        self.start = self.tokenizer.token_to_id("<|im_start|>")
         self.end = self.tokenizer.token_to_id("<|im_end|>")
         self.geometry, self.budget = geometry(config)
         self.running: dict[str, Sequence] = {}
@@ -136,6 +137,10 @@ class FakeEngine:
             ids = self.tokenizer.encode(say[1], add_special_tokens=False).ids
         else:
             ids = self.tokenizer.encode(f"You said: {user[:200]}. {' '.join(LOREM[:20])}.").ids
+        start = len(prompt) - prompt[::-1].index(self.start) if self.start in prompt else len(prompt)
+        written = prompt[start + len(self.tokenizer.encode("assistant\n").ids) :]
+        if written and ids[: len(written)] == written:
+            ids = ids[len(written) :]  # a reply that goes on
         return [*ids, self.end], delay, prefill, "/die" in user, "/fail" in user
 
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
@@ -144,34 +149,45 @@ class FakeEngine:
         sequence = Sequence(f"cmpl-{next(self._ids):08x}", body.get("cache_salt"), list(prompt))
         self.running[sequence.id] = sequence
         ids, delay, prefill, die, fail = self.plan(prompt)
-        sent, done, finished = "", 0, False
-        stops = tuple(body.get("stop") or ())
+        finished, total = False, 0
+        stops, ended, sent = tuple(body.get("stop") or ()), set[int](), ""
         try:
             await asyncio.sleep(prefill)
-            for done, token in enumerate(ids, start=1):
+            for place, done, token in (
+                (place, *step) for place in range(body.get("n", 1)) for step in enumerate(ids, start=1)
+            ):
+                if place in ended:
+                    continue
                 if die and done > 3:
                     self._die()
                 if fail and done > 3:
                     yield _event({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
                     return
                 await asyncio.sleep(delay)
-                sequence.tokens.append(token)
+                sent = "" if done == 1 else sent
+                total += 1
+                if place == 0:
+                    sequence.tokens.append(token)
                 reason = "stop" if token == self.end else "length" if done >= limit else None
                 text = self.tokenizer.decode(ids[:done], skip_special_tokens=True)
-                if hit := next((stop for stop in stops if stop in text), None):
+                hit = next((stop for stop in stops if stop in text), None)
+                if hit:
                     text, reason = text[: text.index(hit)], "stop"
                 text = text if reason else text.rstrip("\N{REPLACEMENT CHARACTER}")
                 new, sent = text[len(sent) :], max(text, sent, key=len)
-                choice = {"index": 0, "text": new, "token_ids": [token], "finish_reason": reason}
+                choice = {"index": place, "text": new, "token_ids": [token], "finish_reason": reason}
+                choice["stop_reason"] = hit if reason else None
+                if body.get("logprobs") is not None:
+                    choice["logprobs"] = _logprobs(token, body["logprobs"])
                 if done == 1:
                     choice["prompt_token_ids"] = prompt
                 yield _event({"id": sequence.id, "object": "text_completion", "choices": [choice]})
                 if reason:
-                    break
+                    ended.add(place)
             usage = {
                 "prompt_tokens": len(prompt),
-                "completion_tokens": done,
-                "total_tokens": len(prompt) + done,
+                "completion_tokens": total,
+                "total_tokens": len(prompt) + total,
                 "prompt_tokens_details": {"cached_tokens": cached},
             }
             yield _event({"id": sequence.id, "choices": [], "usage": usage})
@@ -362,6 +378,13 @@ def _seen(shape: Geometry, state: str, sequence: Sequence, now: float) -> teleme
 def _word(text: str, name: str, default: str) -> str:
     found = re.search(rf"/{name} ([\d.]+\d|\d+)", text)
     return found[1] if found else default
+
+
+def _logprobs(token: int, top: int) -> dict[str, Any]:
+    """As vLLM with return_tokens_as_token_ids: the chosen token is the likeliest, its neighbours follow."""
+    likeliest = {f"token_id:{token + place}": -0.5 - place for place in range(top + 1)}
+    name = f"token_id:{token}"
+    return {"tokens": [name], "token_logprobs": [-0.5], "top_logprobs": [likeliest], "text_offset": [0]}
 
 
 def _event(data: Any) -> bytes:

@@ -10,7 +10,9 @@ from pkgutil import iter_modules
 
 from fastapi import APIRouter
 
+import app.cli
 import app.routes
+from app.fairness import FairQueue, Limits
 from app.metrics import Metrics
 from app.remote_engine import RemoteEngine
 from app.settings import Settings
@@ -60,6 +62,10 @@ def test_every_make_target_is_in_the_help() -> None:
 
 
 def commands_of_tangram() -> dict[str, set[str]]:
+    return commands_of(build_parser())
+
+
+def commands_of(top: argparse.ArgumentParser) -> dict[str, set[str]]:
     """Options by command, such as "profile show"; a command of commands has those of all of them too."""
     found: dict[str, set[str]] = {}
 
@@ -73,8 +79,31 @@ def commands_of_tangram() -> dict[str, set[str]]:
         found[name] = options
         return options
 
-    visit(build_parser(), "")
+    visit(top, "")
     return found
+
+
+def test_documents_name_commands_of_the_app_that_exist() -> None:
+    commands = commands_of(app.cli.build_parser())
+    assert "--keep" in commands["backup"]
+    for document in documents():
+        for code in code_in(document):
+            # Not what follows the service of the same name in `docker compose exec`.
+            for words in re.findall(r"(?<!exec )\btangram-chat ([a-z]+(?: [a-z]+)?.*)", code):
+                where = f"{document.name}: tangram-chat {words}"
+                first, *rest = words.split("#")[0].split()
+                command = f"{first} {rest[0]}" if first == "user" and rest and rest[0] != "..." else first
+                assert command in commands, where
+                for option in re.findall(r"(?<![\w-])(--[a-z-]+[a-z])", words):
+                    assert option in commands[command], where
+
+
+def test_every_command_of_the_app_and_its_options_are_in_operations() -> None:
+    code = "\n".join(code_in(ROOT / "docs" / "operations.md"))
+    for command, options in commands_of(app.cli.build_parser()).items():
+        assert f"tangram-chat {command}".strip() in code, command
+        for option in options - {"-h", "--help"}:
+            assert option in code, f"{command} {option}"
 
 
 def test_documents_name_options_that_exist() -> None:
@@ -172,7 +201,8 @@ def test_operations_lists_every_setting_of_the_app_with_its_default() -> None:
 
 
 def test_operations_lists_every_metric_of_the_app(tmp_path: Path) -> None:
-    metrics = Metrics(RemoteEngine(Settings(home=tmp_path)))
+    queue = FairQueue(running=1, waiting=1, limits=Limits(1, 1, 1))
+    metrics = Metrics(RemoteEngine(Settings(home=tmp_path)), queue)
     made = {}
     for family in metrics.registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name

@@ -1,31 +1,34 @@
-"""The product's own API under /api: conversations, API keys, the engine's state. Replies are in `replies`."""
+"""The product's own API under /api: conversations, the engine's state. Replies are in `replies`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field, StrictBool
+from pydantic import Field, StrictBool, StrictInt
 
 from app.errors import Missing
 from app.routes.deps import ServicesDep, User
 from app.routes.json_body import JsonBody
-from app.routes.views import conversation_json, engine_json, key_json, message_json
+from app.routes.views import conversation_json, engine_json, message_json
 from app.sampling import checked
+from app.transfer.own import MAX_SYSTEM_PROMPT
 
 router = APIRouter(prefix="/api")
-fallback = APIRouter()
+fallback = APIRouter(include_in_schema=False)
 
 
 class NewConversation(JsonBody):
     title: str = Field(default="", max_length=200)
-    system_prompt: str = Field(default="", max_length=100_000)
+    system_prompt: str = Field(default="", max_length=MAX_SYSTEM_PROMPT)
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class ConversationChange(JsonBody):
     title: str | None = Field(default=None, max_length=200)
+    system_prompt: str | None = Field(default=None, max_length=MAX_SYSTEM_PROMPT)
     settings: dict[str, Any] | None = None
+    archived: bool | None = None
     active_message_id: str | None = None
 
 
@@ -33,8 +36,8 @@ class Consent(JsonBody):
     given: StrictBool
 
 
-class NewKey(JsonBody):
-    name: str = Field(min_length=1, max_length=200)
+class Rating(JsonBody):
+    rating: StrictInt | None
 
 
 @router.get("/conversations")
@@ -44,9 +47,12 @@ async def list_conversations(
     query: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: str | None = None,
+    archived: bool | None = None,
 ) -> dict[str, Any]:
     """Own conversations, latest first. `before`: the `cursor` of the last one of the page before."""
-    found = await services.store.list_conversations(user.id, query=query, limit=limit, before=before)
+    found = await services.store.list_conversations(
+        user.id, query=query, limit=limit, before=before, archived=archived
+    )
     return {"conversations": [conversation_json(conversation) for conversation in found]}
 
 
@@ -68,14 +74,14 @@ async def get_conversation(conversation_id: str, user: User, services: ServicesD
 async def change_conversation(
     conversation_id: str, body: ConversationChange, user: User, services: ServicesDep
 ) -> dict[str, Any]:
-    """Rename, change settings, or show another branch (`active_message_id`)."""
+    """Rename, archive, change system prompt or settings, or show another branch (`active_message_id`)."""
     store = services.store
-    await store.get_conversation(user.id, conversation_id)
     if body.settings is not None:
+        await store.get_conversation(user.id, conversation_id)  # a stranger learns nothing of the rest
         checked(body.settings)
-        await store.set_conversation_settings(user.id, conversation_id, body.settings)
-    if body.title is not None:
-        await store.rename_conversation(user.id, conversation_id, body.title)
+    await store.change_conversation(
+        user.id, conversation_id, body.title, body.system_prompt, body.settings, body.archived
+    )
     if body.active_message_id is not None:
         await store.set_active_leaf(user.id, conversation_id, body.active_message_id)
     return conversation_json(await store.get_conversation(user.id, conversation_id))
@@ -97,32 +103,30 @@ async def restore_conversation(conversation_id: str, user: User, services: Servi
 
 @router.get("/conversations/{conversation_id}/messages")
 async def list_messages(
-    conversation_id: str, user: User, services: ServicesDep, leaf_id: str | None = None
+    conversation_id: str,
+    user: User,
+    services: ServicesDep,
+    leaf_id: str | None = None,
+    limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
 ) -> dict[str, Any]:
-    """The branch that ends in `leaf_id` (default: the active one), root first."""
-    path = await services.store.path(user.id, conversation_id, leaf_id)
+    """The branch that ends in `leaf_id` (default: the active one), root first; of it the last `limit`."""
+    path = await services.store.path(user.id, conversation_id, leaf_id, limit)
     return {
         "messages": [message_json(message) for message in path],
         "running_reply_id": services.generation.running(user.id, conversation_id),
     }
 
 
-@router.get("/keys")
-async def list_keys(user: User, services: ServicesDep) -> dict[str, Any]:
-    return {"keys": [key_json(key) for key in await services.store.list_api_keys(user.id)]}
+@router.get("/messages/{message_id}")
+async def get_message(message_id: str, user: User, services: ServicesDep) -> dict[str, Any]:
+    """One message, as it was written."""
+    return message_json(await services.store.get_message(user.id, message_id))
 
 
-@router.post("/keys", status_code=201)
-async def create_key(body: NewKey, user: User, services: ServicesDep) -> dict[str, Any]:
-    """A new API key. This answer is the only place where it can be read."""
-    key, record = await services.accounts.create_api_key(user.id, body.name)
-    return {**key_json(record), "key": key}
-
-
-@router.delete("/keys/{key_id}", status_code=204)
-async def revoke_key(key_id: str, user: User, services: ServicesDep) -> Response:
-    await services.store.revoke_api_key(user.id, key_id)
-    return Response(status_code=204)
+@router.put("/replies/{reply_id}/rating")
+async def rate_reply(reply_id: str, body: Rating, user: User, services: ServicesDep) -> dict[str, Any]:
+    """Like a reply (1), dislike it (-1) or neither (null)."""
+    return message_json(await services.store.rate_reply(user.id, reply_id, body.rating))
 
 
 @router.get("/calibration-consent")

@@ -1,4 +1,4 @@
-"""Sign-in, sign-out and first-run setup, as pages with forms."""
+"""Sign-in, sign-out, and the links that make accounts, as pages with forms."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from app.accounts import COOKIE, SignIn, is_local, user_of
+from app.accounts import COOKIE, SignIn, browser_of, user_of
 from app.errors import AppError
 from app.routes.deps import ServicesDep
-from app.ui.pages import login_page, setup_page
+from app.ui.pages import invite_page, login_page, reset_page, setup_page, spent_page
 from db.errors import Conflict, InvalidInput
 
 router = APIRouter()
@@ -30,37 +30,82 @@ async def show_login(request: Request, services: ServicesDep) -> Response:
 @router.post("/login")
 async def login(request: Request, services: ServicesDep, name: Field = "", password: Field = "") -> Response:
     try:
-        signed_in = await services.accounts.sign_in(name, password, client=_client(request))
+        signed_in = await services.accounts.sign_in(name, password, browser=browser_of(request))
     except AppError as error:
         return HTMLResponse(login_page(error.message, name=name), status_code=error.status)
     return _welcome(request, signed_in)
 
 
 @router.get("/setup")
-async def show_setup(request: Request, services: ServicesDep) -> Response:
+async def show_setup(services: ServicesDep, key: str = "") -> Response:
     if not await services.accounts.needs_setup():
         return _to("/login")
-    return HTMLResponse(setup_page(needs_key=not is_local(request)))
+    return HTMLResponse(setup_page(key=key))
 
 
 @router.post("/setup")
 async def setup(
     request: Request, services: ServicesDep, name: Field = "", password: Field = "", key: Field = ""
 ) -> Response:
-    local = is_local(request)
     try:
         signed_in = await services.accounts.set_up(
-            name, password, key=key.strip(), local=local, client=_client(request)
+            name, password, key=key.strip(), browser=browser_of(request)
         )
     except AppError as error:
-        return HTMLResponse(
-            setup_page(error.message, name=name, needs_key=not local), status_code=error.status
-        )
+        return HTMLResponse(setup_page(error.message, name=name, key=key), status_code=error.status)
     except InvalidInput as error:
-        return HTMLResponse(setup_page(str(error), name=name, needs_key=not local), status_code=400)
+        return HTMLResponse(setup_page(str(error), name=name, key=key), status_code=400)
     except Conflict:  # somebody else was quicker
         return _to("/login")
     return _welcome(request, signed_in)
+
+
+@router.get("/invite")
+async def show_invitation(services: ServicesDep, token: str = "") -> Response:
+    try:
+        await services.people.find_link("invite", token)
+    except AppError as error:
+        return HTMLResponse(spent_page(error.message), status_code=error.status)
+    return HTMLResponse(invite_page(token))
+
+
+@router.post("/invite")
+async def accept_invitation(
+    request: Request, services: ServicesDep, name: Field = "", password: Field = "", token: Field = ""
+) -> Response:
+    try:
+        user = await services.people.accept_invitation(token, name, password)
+    except AppError as error:
+        if error.status == 404:
+            return HTMLResponse(spent_page(error.message), status_code=404)
+        return HTMLResponse(invite_page(token, error.message, name=name), status_code=error.status)
+    except (InvalidInput, Conflict) as error:
+        text = f"{error}.".capitalize()
+        status = 409 if isinstance(error, Conflict) else 400
+        return HTMLResponse(invite_page(token, text, name=name), status_code=status)
+    return _welcome(request, await services.accounts.welcome(user, browser_of(request)))
+
+
+@router.get("/reset")
+async def show_reset(services: ServicesDep, token: str = "") -> Response:
+    try:
+        await services.people.find_link("reset", token)
+    except AppError as error:
+        return HTMLResponse(spent_page(error.message), status_code=error.status)
+    return HTMLResponse(reset_page(token))
+
+
+@router.post("/reset")
+async def accept_reset(
+    request: Request, services: ServicesDep, password: Field = "", token: Field = ""
+) -> Response:
+    try:
+        user = await services.people.accept_reset(token, password)
+    except AppError as error:
+        if error.status == 404:
+            return HTMLResponse(spent_page(error.message), status_code=404)
+        return HTMLResponse(reset_page(token, error.message), status_code=error.status)
+    return _welcome(request, await services.accounts.welcome(user, browser_of(request)))
 
 
 @router.post("/logout")
@@ -72,8 +117,8 @@ async def logout(request: Request, services: ServicesDep) -> Response:
     return answer
 
 
-def _welcome(request: Request, signed_in: SignIn) -> Response:
-    answer = _to("/")
+def set_cookie(request: Request, answer: Response, signed_in: SignIn) -> None:
+    """Give the browser its session: for no script and no other site, and over TLS only if it came so."""
     answer.set_cookie(
         COOKIE,
         signed_in.token,
@@ -83,12 +128,13 @@ def _welcome(request: Request, signed_in: SignIn) -> Response:
         httponly=True,
         samesite="lax",
     )
+
+
+def _welcome(request: Request, signed_in: SignIn) -> Response:
+    answer = _to("/")
+    set_cookie(request, answer, signed_in)
     return answer
 
 
 def _to(path: str) -> RedirectResponse:
     return RedirectResponse(path, status_code=303)
-
-
-def _client(request: Request) -> str:
-    return request.client.host if request.client else ""

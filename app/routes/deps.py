@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from app.accounts import current_admin, current_user
+from app.accounts import current_admin, current_user, session_of
 from app.services import Services
 from db.views import UserView
 
@@ -22,3 +22,5 @@ def services_of(connection: HTTPConnection) -> Services:
 ServicesDep = Annotated[Services, Depends(services_of)]
 User = Annotated[UserView, Depends(current_user)]
 Admin = Annotated[UserView, Depends(current_admin)]
+SessionId = Annotated[str, Depends(session_of)]
+"""Asks for a sign-in with name and password: an API key does not do."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from app.errors import AppError, EngineNotReady, ReplyUnsaved, TooManyAttempts
+from app.errors import AppError
 from app.sse import ClientGone
 from db.errors import Conflict, DbError, InvalidInput, NotFound
 from tangram.errors import EngineRejected, EngineUnavailable
@@ -18,6 +21,23 @@ log = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CLIENT_GONE = 499
+
+
+class Failure(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class FailureBody(BaseModel):
+    """The shape of every error answer."""
+
+    error: Failure
+
+
+FAILURES: dict[int | str, dict[str, Any]] = {"default": {"model": FailureBody, "description": "An error."}}
+"""For the description of the routes."""
 
 
 def failure(
@@ -52,13 +72,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _client_gone)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 def _app_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, AppError):
-        return _unexpected(request, error)
-    retry = error.retry_after if isinstance(error, EngineNotReady | TooManyAttempts | ReplyUnsaved) else None
+        return unexpected(request, error)
+    retry = getattr(error, "retry_after", None)
     return failure(error.status, error.message, code=error.code, param=error.param, retry_after=retry)
 
 
@@ -91,17 +111,37 @@ def _engine_rejected(request: Request, error: Exception) -> Response:
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
-    if first.get("type") == "json_invalid":  # its place is a position in the text, not a field
+    if not isinstance(error, RequestValidationError) or not error.errors():
+        return unexpected(request, error)
+    found = [(_place(one, error.body), one) for one in error.errors()]
+    # Of what is said about a union's branches, that about the deepest place is about the one that was meant.
+    keys, said = max(found, key=lambda pair: len(pair[0]))
+    if said["type"] == "json_invalid":  # its place is a position in the text, not a field
         return failure(400, "The body is not valid JSON.", code="invalid_request")
-    place = ".".join(str(part) for part in first.get("loc", ()) if part != "body")
-    message = f"{place}: {first.get('msg', 'not valid')}" if place else str(first.get("msg", "not valid"))
+    place = ".".join(keys)
+    message = f"{place}: {said['msg']}" if place else str(said["msg"])
     return failure(400, message, code="invalid_request", param=place or None)
+
+
+def _place(said: Mapping[str, Any], body: Any) -> list[str]:
+    """Which field a complaint is about, without the names of a union's branches, which no client wrote."""
+    keys = [key for key in said["loc"] if key != "body"]
+    if said["loc"][:1] != ("body",) or not isinstance(body, dict):
+        return [str(key) for key in keys]
+    found: list[str] = []
+    for place, key in enumerate(keys, start=1):
+        try:
+            body = body[key]
+        except (KeyError, IndexError, TypeError):
+            if said["type"] != "missing" or place != len(keys):
+                continue
+        found.append(str(key))
+    return found
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        return _unexpected(request, error)
+        return unexpected(request, error)
     answer = failure(error.status_code, str(error.detail))
     answer.headers.update(error.headers or {})
     return answer
@@ -111,6 +151,7 @@ def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+def unexpected(request: Request, error: Exception) -> Response:
+    """The answer to an error that nobody foresaw; the log has it."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return failure(500, "Something went wrong here. The server's log has the details.", code="internal_error")

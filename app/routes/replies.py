@@ -1,7 +1,7 @@
 """Sending messages and following replies, as server-sent events.
 
     event: message   {"user": {...}, "reply": {...}}      once, first, when the turn is stored
-    event: queued    the engine has not answered yet
+    event: queued    {"position"}  the engine has not answered yet; its place in the queue or null
     event: snapshot  {"text"}  the whole text so far
     event: delta     {"text"}  more text
     event: done      {"text", "status", "stats", "error"}
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
@@ -26,7 +27,7 @@ from app.routes.json_body import JsonBody
 from app.routes.views import event_json, message_json
 from app.sampling import checked
 from app.services import Services
-from app.sse import EventStream, encode_event
+from app.sse import STREAM_OR_JSON, EventStream, encode_event
 
 router = APIRouter(prefix="/api")
 
@@ -53,7 +54,7 @@ class Edit(SamplingBody):
     content: str
 
 
-@router.post("/conversations/{conversation_id}/messages")
+@router.post("/conversations/{conversation_id}/messages", responses=STREAM_OR_JSON)
 async def send(conversation_id: str, body: NewMessage, user: User, services: ServicesDep) -> Response:
     """Store a message and answer it."""
     handle = await services.generation.send(
@@ -62,7 +63,7 @@ async def send(conversation_id: str, body: NewMessage, user: User, services: Ser
     return await _answer(services, user.id, handle, body.stream)
 
 
-@router.post("/messages/{message_id}/edit")
+@router.post("/messages/{message_id}/edit", responses=STREAM_OR_JSON)
 async def edit(message_id: str, body: Edit, user: User, services: ServicesDep) -> Response:
     """Store another version of an own message beside it, and answer that."""
     message = await services.store.get_message(user.id, message_id)
@@ -72,7 +73,7 @@ async def edit(message_id: str, body: Edit, user: User, services: ServicesDep) -
     return await _answer(services, user.id, handle, body.stream)
 
 
-@router.post("/replies/{reply_id}/regenerate")
+@router.post("/replies/{reply_id}/regenerate", responses=STREAM_OR_JSON)
 async def regenerate(
     reply_id: str, user: User, services: ServicesDep, body: SamplingBody | None = None
 ) -> Response:
@@ -83,6 +84,27 @@ async def regenerate(
     return await _answer(services, user.id, handle, body.stream)
 
 
+@router.post("/replies/{reply_id}/continue", responses=STREAM_OR_JSON)
+async def continue_reply(
+    reply_id: str, user: User, services: ServicesDep, body: SamplingBody | None = None
+) -> Response:
+    """Let a reply that was cut short go on in its place."""
+    reply = await services.store.get_message(user.id, reply_id)
+    body = body or SamplingBody()
+    handle = await services.generation.continue_reply(
+        user.id, reply.conversation_id, reply_id, body.sampling()
+    )
+    return await _answer(services, user.id, handle, body.stream)
+
+
+@router.get("/conversations/{conversation_id}/context")
+async def context(
+    conversation_id: str, user: User, services: ServicesDep, leaf_id: str | None = None
+) -> dict[str, Any]:
+    """How full the model's context is, for the branch that ends in `leaf_id` (default: the active one)."""
+    return asdict(await services.generation.context(user.id, conversation_id, leaf_id))
+
+
 @router.get("/replies/{reply_id}")
 async def get_reply(reply_id: str, user: User, services: ServicesDep) -> dict[str, Any]:
     message = await services.store.get_message(user.id, reply_id)
@@ -91,7 +113,7 @@ async def get_reply(reply_id: str, user: User, services: ServicesDep) -> dict[st
     return message_json(message)
 
 
-@router.get("/replies/{reply_id}/events")
+@router.get("/replies/{reply_id}/events", responses=STREAM_OR_JSON)
 async def follow(
     reply_id: str, user: User, services: ServicesDep, last_event_id: Annotated[str | None, Header()] = None
 ) -> Response:

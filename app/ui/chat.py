@@ -8,15 +8,17 @@ import gradio as gr
 
 from app.services import Services
 from app.ui import brand, shell
+from app.ui.dialogs import dialogs
 from app.ui.handlers import ChatHandlers
 from app.ui.parts import Parts
 
 _STATIC = Path(__file__).parent / "static"
+_SCRIPTS = ("chat.js", "menu.js", "thread.js", "forms.js")
 
 # Events at once over all browsers: a stream lasts as long as its reply, the others are short.
 STREAMS = 1024
 QUICK = 64
-ENGINE_POLL_SECONDS = 3.0
+POLL_SECONDS = 3.0
 
 _LATEX: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
@@ -64,7 +66,9 @@ def _layout() -> tuple[gr.HTML, Parts]:
             conversations = _html("conversations")
             account = _html("account-row")
         with gr.Column(elem_id="tc-main", min_width=0):
-            top = _html("top-bar", shell.top_bar("New conversation"))
+            with gr.Row(elem_id="tc-bar"):
+                top = _html("top-bar", shell.top_bar("New conversation"))
+                meter = _html("meter-row")
             banner = _html("banner-row")
             chatbot = gr.Chatbot(
                 elem_id="tc-chat",
@@ -72,7 +76,7 @@ def _layout() -> tuple[gr.HTML, Parts]:
                 show_label=False,
                 container=False,
                 height="100%",
-                buttons=["copy"],
+                buttons=[],
                 editable="user",
                 layout="bubble",
                 latex_delimiters=_LATEX,
@@ -101,17 +105,23 @@ def _layout() -> tuple[gr.HTML, Parts]:
                 )
                 _html("hint-row", '<p class="tc-hint">Replies can be wrong. Check what matters.</p>')
     toast = _html("toast-row")
-    conversation, leaf, live = _hidden("conversation"), _hidden("leaf"), _hidden("live")
+    conversation, leaf, span, live = (
+        _hidden("conversation"),
+        _hidden("leaf"),
+        _hidden("span"),
+        _hidden("live"),
+    )
     page = gr.HTML(
-        shell.dialogs(),
+        dialogs(),
         elem_id="tc-shell",
         apply_default_css=False,
-        js_on_load=(_STATIC / "chat.js").read_text(encoding="utf-8"),
+        js_on_load="\n".join((_STATIC / name).read_text(encoding="utf-8") for name in _SCRIPTS),
     )
     parts = Parts(
         conversations=conversations,
         account=account,
         top=top,
+        meter=meter,
         banner=banner,
         chatbot=chatbot,
         composer=composer,
@@ -120,6 +130,7 @@ def _layout() -> tuple[gr.HTML, Parts]:
         search=search,
         conversation=conversation,
         leaf=leaf,
+        span=span,
         live=live,
     )
     return page, parts
@@ -145,16 +156,22 @@ def _wire(blocks: gr.Blocks, page: gr.HTML, parts: Parts, on: ChatHandlers) -> N
     listen(page.delete_chat, on.delete_chat, chat, query, trigger_mode="multiple")
     listen(page.restore_chat, on.restore_chat, chat, query)
     listen(page.rename_chat, on.rename_chat, chat, query)
+    listen(page.archive_chat, on.archive_chat, chat, query, trigger_mode="multiple")
+    listen(page.unarchive_chat, on.unarchive_chat, chat, query, trigger_mode="multiple")
+    listen(page.refresh, on.refresh, query, chat, trigger_mode="multiple")
     listen(page.regenerate_reply, on.regenerate_reply, chat)
+    listen(page.continue_reply, on.continue_reply, chat)
+    listen(page.show_earlier, on.show_earlier, chat, parts.leaf, parts.span)
     listen(query.change, on.search, query, chat, trigger_mode="always_last")
     listen(parts.composer.submit, on.send, parts.composer, chat, parts.leaf, query)
     listen(parts.composer.stop, on.stop, parts.live)
     listen(parts.live.change, on.follow, parts.live, concurrency_limit=STREAMS, trigger_mode="multiple")
-    listen(parts.chatbot.edit, on.edit_message, chat, parts.leaf)
+    listen(parts.chatbot.edit, on.edit_message, chat, parts.leaf, parts.span)
     listen(parts.chatbot.example_select, on.use_example, chat, parts.leaf, query)
     chat.change(None, inputs=[chat], outputs=None, js=_ADDRESS_JS, show_progress="hidden", queue=False)
-    timer = gr.Timer(ENGINE_POLL_SECONDS)
-    listen(timer.tick, on.engine, parts.notice, outputs=[parts.banner, parts.notice])
+    listen(parts.leaf.change, on.measure, chat, parts.leaf, outputs=[parts.meter, parts.notice])
+    timer = gr.Timer(POLL_SECONDS)
+    listen(timer.tick, on.tick, parts.notice, chat, parts.leaf, parts.live, parts.span, query)
 
 
 def build_chat(services: Services) -> gr.Blocks:

@@ -46,6 +46,11 @@ class Followers:
             if self._current.get(session) is mine:
                 del self._current[session]
 
+    def is_following(self, session: str) -> bool:
+        """Whether this session's page is being sent the updates of a reply."""
+        current = self._current.get(session)
+        return current is not None and not current.left
+
     async def leave(self, session: str) -> None:
         """Call before showing something else in this session."""
         if current := self._current.get(session):

@@ -4,63 +4,38 @@ The page keeps nothing on the server: it sends the ids it shows, and the owner c
 single request, so an id that belongs to somebody else is simply not found.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing
-from dataclasses import replace
-from typing import Any, cast
-
 import gradio as gr
 
-from app.errors import AppError, NotSignedIn
-from app.events import ReplyHandle
-from app.services import Services
+from app.errors import NotSignedIn
 from app.ui import shell
-from app.ui.following import Followers
-from app.ui.guard import GONE, guarded
-from app.ui.markdown import typed_message
-from app.ui.parts import Parts
-from app.ui.progress import paced
-from app.ui.render import chat_message, chat_messages, notice, undo_toast
-from app.ui.screen import Screen, Update
+from app.ui.guard import GONE, guarded, owner_of, session_of
+from app.ui.message_handlers import MessageHandlers
+from app.ui.render import notice, undo_toast
+from app.ui.screen import Update, spanned
 from db.errors import DbError, NotFound
-from tangram.errors import TangramError
 
-UPDATE_SECONDS = 0.1
 NOT_READY = notice("The engine is not ready yet. Your message is still here.", "warn")
 
 
-def _owner(request: gr.Request) -> str:
-    if not request.username:
-        raise NotSignedIn
-    return str(request.username)
+class ChatHandlers(MessageHandlers):
+    """Event handlers over the services, in the same process: those of the list, and those of messages."""
 
-
-def _session(request: gr.Request) -> str:
-    return request.session_hash or ""
-
-
-class ChatHandlers:
-    """Event handlers over the services, in the same process."""
-
-    def __init__(self, services: Services, parts: Parts) -> None:
-        self.services = services
-        self.parts = parts
-        self.screen = Screen(services.store, parts)
-        self._followers = Followers()
+    not_ready = NOT_READY
 
     @guarded
     async def load(self, wanted: str, request: gr.Request) -> Update:
         """First paint: the account, the list and the conversation named in the address."""
-        owner = _owner(request)
+        owner = owner_of(request)
         user = await self.services.store.user_by_id(owner)
         if user is None:
             raise NotSignedIn
-        page = await self.screen.blank(owner, "")
-        if wanted:
-            try:
-                page = await self.screen.conversation(owner, wanted, "")
-            except NotFound:
-                page[self.parts.notice] = notice(GONE, "warn")
+        try:
+            page = await (
+                self.screen.conversation(owner, wanted, "") if wanted else self.screen.blank(owner, "")
+            )
+        except NotFound:
+            page = await self.screen.blank(owner, "")
+            page[self.parts.notice] = notice(GONE, "warn")
         return {**page, self.parts.account: shell.account_row(user.name, user.is_admin), **self.engine()}
 
     def engine(self, shown: str = "") -> Update:
@@ -74,43 +49,110 @@ class ChatHandlers:
             update[self.parts.notice] = ""
         return update
 
+    async def tick(
+        self,
+        shown: str,
+        conversation_id: str,
+        leaf: str,
+        live: str,
+        span: str,
+        query: str,
+        request: gr.Request,
+    ) -> Update:
+        """Every few seconds: the banner, and what another tab or a lost connection has left behind."""
+        update = self.engine(shown)
+        if not conversation_id:
+            return update
+        session = session_of(request)
+        before = self.epochs.of(session)
+        try:
+            owner = owner_of(request)
+            conversation = await self.services.store.get_conversation(owner, conversation_id)
+            running = self.services.generation.running(owner, conversation_id)
+            followed = self._followers.is_following(session)
+            moved = conversation.active_leaf_id not in (leaf, None)
+            if followed or not (moved or live or running):
+                return update
+            thread = await self.screen.thread(owner, conversation_id, span=spanned(span))
+            names = await self.screen.conversations(owner, conversation_id, query) if moved else {}
+            if self.epochs.of(session) != before:
+                return update
+            return {**update, **thread, **self.screen.title(conversation), **names}
+        except NotFound:
+            page = await self.screen.blank(owner, query)
+            gone = {**page, self.parts.notice: notice(GONE, "warn")}
+            return {**update, **(gone if self.epochs.of(session) == before else {})}
+        except (DbError, NotSignedIn):
+            return update  # the next tick may know more, and what is shown stays
+
     @guarded
     async def open_chat(self, query: str, event: gr.EventData, request: gr.Request) -> Update:
-        await self._followers.leave(_session(request))
-        return await self.screen.conversation(_owner(request), str(event.id), query)
+        await self._followers.leave(session_of(request))
+        return await self.screen.conversation(owner_of(request), str(event.id), query)
 
     @guarded
     async def new_chat(self, query: str, request: gr.Request) -> Update:
-        await self._followers.leave(_session(request))
-        return await self.screen.blank(_owner(request), query)
+        await self._followers.leave(session_of(request))
+        return await self.screen.blank(owner_of(request), query)
 
     @guarded
     async def search(self, query: str, conversation_id: str, request: gr.Request) -> Update:
-        return await self.screen.conversations(_owner(request), conversation_id, query)
+        return await self.screen.conversations(owner_of(request), conversation_id, query)
+
+    @guarded
+    async def refresh(self, query: str, conversation_id: str, request: gr.Request) -> Update:
+        """After the page changed something by itself: the list and the top bar."""
+        owner = owner_of(request)
+        update = await self.screen.conversations(owner, conversation_id, query)
+        if conversation_id:
+            conversation = await self.services.store.get_conversation(owner, conversation_id)
+            update |= self.screen.title(conversation)
+        return update
 
     @guarded
     async def rename_chat(
         self, conversation_id: str, query: str, event: gr.EventData, request: gr.Request
     ) -> Update:
-        owner = _owner(request)
+        owner = owner_of(request)
         title = " ".join(str(event.title).split())
         if not title:
             return {self.parts.notice: notice("A title needs at least one character.", "warn")}
-        await self.services.store.rename_conversation(owner, str(event.id), title)
+        renamed = await self.services.store.rename_conversation(owner, str(event.id), title)
         update = await self.screen.conversations(owner, conversation_id, query)
-        return {**update, **self.screen.title(title)} if event.id == conversation_id else update
+        return {**update, **self.screen.title(renamed)} if event.id == conversation_id else update
+
+    @guarded
+    async def archive_chat(
+        self, conversation_id: str, query: str, event: gr.EventData, request: gr.Request
+    ) -> Update:
+        return await self._archive(True, conversation_id, query, event, request)
+
+    @guarded
+    async def unarchive_chat(
+        self, conversation_id: str, query: str, event: gr.EventData, request: gr.Request
+    ) -> Update:
+        return await self._archive(False, conversation_id, query, event, request)
+
+    async def _archive(
+        self, archived: bool, conversation_id: str, query: str, event: gr.EventData, request: gr.Request
+    ) -> Update:
+        owner, target = owner_of(request), str(event.id)
+        changed = await self.services.store.change_conversation(owner, target, archived=archived)
+        update = await self.screen.conversations(owner, conversation_id, query)
+        if target == conversation_id:
+            update |= self.screen.title(changed)
+        return {**update, self.parts.toast: undo_toast(changed, "unarchive_chat") if archived else ""}
 
     @guarded
     async def delete_chat(
         self, conversation_id: str, query: str, event: gr.EventData, request: gr.Request
     ) -> Update:
-        owner, target = _owner(request), str(event.id)
+        owner, target = owner_of(request), str(event.id)
         conversation = await self.services.store.get_conversation(owner, target)
-        if running := self.services.generation.running(owner, target):
-            await self.services.generation.stop(owner, running)
+        await self.services.generation.stop_conversation(owner, target)
         await self.services.store.delete_conversation(owner, target)
         if target == conversation_id:
-            await self._followers.leave(_session(request))
+            await self._followers.leave(session_of(request))
             page = await self.screen.blank(owner, query)
         else:
             page = await self.screen.conversations(owner, conversation_id, query)
@@ -120,135 +162,10 @@ class ChatHandlers:
     async def restore_chat(
         self, conversation_id: str, query: str, event: gr.EventData, request: gr.Request
     ) -> Update:
-        owner, target = _owner(request), str(event.id)
+        owner, target = owner_of(request), str(event.id)
         await self.services.store.restore_conversation(owner, target)
         if conversation_id:
             page = await self.screen.conversations(owner, conversation_id, query)
         else:
             page = await self.screen.conversation(owner, target, query)
         return {**page, self.parts.toast: ""}
-
-    @guarded
-    async def send(
-        self, text: str, conversation_id: str, leaf: str, query: str, request: gr.Request
-    ) -> Update:
-        owner, content = _owner(request), text.strip()
-        if not content:
-            return {self.parts.notice: ""}
-        state = self.services.supervisor.status.state
-        if state != "ready":
-            return {self.parts.notice: NOT_READY}
-        target = conversation_id or (await self.services.store.create_conversation(owner)).id
-        try:
-            await self.services.generation.send(owner, target, content, parent_id=leaf or None)
-        except Exception:
-            if not conversation_id:
-                await self.services.store.delete_conversation(owner, target)
-            raise
-        return {
-            **await self.screen.conversation(owner, target, query),
-            **self.screen.composer(True, value=""),
-        }
-
-    @guarded
-    async def use_example(
-        self, conversation_id: str, leaf: str, query: str, event: gr.SelectData, request: gr.Request
-    ) -> Update:
-        text = str(event.value["text"])
-        update = await self.send(text, conversation_id, leaf, query, request)
-        if self.parts.chatbot not in update:
-            update = {**update, self.parts.composer: gr.update(value=text)}
-        return update
-
-    async def _restart_from(self, owner: str, conversation_id: str, start: Awaitable[ReplyHandle]) -> Update:
-        """Run a regenerate or an edit. When it is refused, show again what is stored, with the reason."""
-        problem = ""
-        try:
-            await start
-        except (AppError, TangramError) as error:
-            problem = notice(str(error))
-        path = await self.services.store.path(owner, conversation_id)
-        return {**self.screen.messages(conversation_id, path), self.parts.notice: problem}
-
-    @guarded
-    async def regenerate_reply(
-        self, conversation_id: str, event: gr.EventData, request: gr.Request
-    ) -> Update:
-        owner = _owner(request)
-        start = self.services.generation.regenerate(owner, conversation_id, str(event.id))
-        return await self._restart_from(owner, conversation_id, start)
-
-    @guarded
-    async def edit_message(
-        self, conversation_id: str, leaf: str, event: gr.EditData, request: gr.Request
-    ) -> Update:
-        owner = _owner(request)
-        path = await self.services.store.path(owner, conversation_id, leaf_id=leaf)
-        index = event.index if isinstance(event.index, int) else event.index[0]
-        content = typed_message(str(event.value)).strip()
-        if not content or content == path[index].content:
-            return self.screen.messages(conversation_id, path)
-        start = self.services.generation.edit(owner, conversation_id, path[index].id, content)
-        return await self._restart_from(owner, conversation_id, start)
-
-    @guarded
-    async def show_version(self, conversation_id: str, event: gr.EventData, request: gr.Request) -> Update:
-        owner = _owner(request)
-        await self._followers.leave(_session(request))
-        store = self.services.store
-        siblings = await store.siblings(owner, str(event.id))
-        target = siblings.index(str(event.id)) + int(event.step)
-        await store.set_active_leaf(owner, conversation_id, siblings[min(max(target, 0), len(siblings) - 1)])
-        return self.screen.messages(conversation_id, await store.path(owner, conversation_id))
-
-    @guarded
-    async def stop(self, live: str, request: gr.Request) -> Update:
-        reply_id = live.partition(":")[0]
-        if reply_id:
-            await self.services.generation.stop(_owner(request), reply_id)
-        return {self.parts.notice: ""}
-
-    async def follow(self, live: str, request: gr.Request) -> AsyncIterator[Update]:
-        """Show a reply while it is written; a closed page only detaches."""
-        reply_id = live.partition(":")[0]
-        if not reply_id:
-            # A generator that yields nothing would empty every output.
-            yield {self.parts.notice: gr.skip()}
-            return
-        owner = _owner(request)
-        with self._followers.follow(_session(request)) as follower:
-            async with aclosing(self._updates(owner, reply_id)) as updates:
-                async for update in updates:
-                    if follower.left:
-                        # Gradio sends the last update again when a generator ends: let that be an empty one.
-                        yield {self.parts.notice: gr.skip()}
-                        return
-                    with follower.showing():
-                        yield update
-
-    async def _updates(self, owner: str, reply_id: str) -> AsyncGenerator[Update, None]:
-        store = self.services.store
-        try:
-            reply = await store.get_message(owner, reply_id)
-            path = await store.path(owner, reply.conversation_id, leaf_id=reply_id)
-            before = chat_messages(path[:-1])
-            events = self.services.generation.subscribe(owner, reply_id)
-            async with aclosing(paced(events, UPDATE_SECONDS)) as states:
-                async for state in states:
-                    now = replace(
-                        reply,
-                        content=state.text,
-                        status=cast(Any, state.status),
-                        stats=dict(state.stats),
-                        error=state.error,
-                    )
-                    if not state.done:
-                        yield {self.parts.chatbot: [*before, chat_message(now)]}
-            final = await store.get_message(owner, reply_id)
-            if final.status in ("pending", "streaming"):  # it ended, but the disk did not take it
-                final = now
-            yield {self.parts.chatbot: [*before, chat_message(final)], **self.screen.composer(False)}
-        except NotFound:
-            yield {self.parts.notice: notice(GONE), **self.screen.composer(False)}
-        except (AppError, DbError, TangramError) as error:
-            yield {self.parts.notice: notice(str(error)), **self.screen.composer(False)}

@@ -47,13 +47,23 @@ def head() -> str:
     The style sheet is a <style> here and not Gradio's ``css``, which would confine it to the component tree.
     """
     template = Template((_STATIC / "head.html").read_text(encoding="utf-8"))
-    return template.substitute(icon=brand.favicon_data_uri(), theme_script=brand.THEME_SCRIPT, css=css())
+    return template.substitute(
+        icon=brand.favicon_data_uri(),
+        theme_script=brand.THEME_SCRIPT,
+        css=css(),
+        logo=brand.logo_svg(26),
+        name=brand.NAME,
+    )
 
 
 def css() -> str:
     """The page's style sheet: the colours, then the rules."""
     fonts = f":root{{--tc-font:{brand.FONT};--tc-mono:{brand.MONO};}}"
-    return brand.token_css() + fonts + (_STATIC / "chat.css").read_text(encoding="utf-8")
+    return (
+        brand.token_css()
+        + fonts
+        + "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in ("chat.css", "panels.css"))
+    )
 
 
 def mount(app: FastAPI, services: Services, user_of: UserOf) -> None:

@@ -1,6 +1,7 @@
-"""The pages outside Gradio: sign-in and first-run setup, as self-contained HTML.
+"""The pages outside Gradio: sign-in, first-run setup, invitations and resets, as self-contained HTML.
 
-Forms post ``name`` and ``password`` (setup also ``key`` when it is asked for) to the page's own address.
+Forms post ``name`` and ``password``, and a link's secret (setup: ``key``, others: ``token``), to the page's
+own address.
 """
 
 from functools import cache
@@ -26,7 +27,7 @@ _PAGE = """<!doctype html>
 <body>
 <main>
 <div class="brand">{logo}<div><h1>{heading}</h1><p class="lead">{lead}</p></div></div>
-<form method="post" action="{action}">{error}{fields}<button type="submit">{button}</button></form>
+<form method="{method}" action="{action}">{error}{fields}<button type="submit">{button}</button></form>
 <p class="foot">{foot}</p>
 </main>
 </body>
@@ -35,12 +36,14 @@ _PAGE = """<!doctype html>
 
 
 @cache
-def _css() -> str:
+def style() -> str:
+    """The style sheet of these pages."""
     fonts = f":root{{--tc-font:{brand.FONT};--tc-mono:{brand.MONO};}}"
     return brand.token_css() + fonts + (_STATIC / "pages.css").read_text(encoding="utf-8")
 
 
-def _field(name: str, label: str, attributes: str, *, value: str = "", hint: str = "") -> str:
+def field(name: str, label: str, attributes: str, *, value: str = "", hint: str = "") -> str:
+    """A labelled input, which must be filled in."""
     described = f' aria-describedby="{name}-hint"' if hint else ""
     note = f'<span class="hint" id="{name}-hint">{escape(hint)}</span>' if hint else ""
     filled = f' value="{escape(value, quote=True)}"' if value else ""
@@ -60,6 +63,7 @@ def _page(
     button: str,
     foot: str,
     error: str | None,
+    method: str = "post",
 ) -> str:
     alert = f'<div class="error" role="alert">{escape(error)}</div>' if error else ""
     return _PAGE.format(
@@ -67,11 +71,12 @@ def _page(
         name=brand.NAME,
         icon=brand.favicon_data_uri(),
         theme_script=brand.THEME_SCRIPT,
-        css=_css(),
+        css=style(),
         logo=brand.logo_svg(56),
         heading=escape(heading),
         lead=escape(lead),
         action=action,
+        method=method,
         error=alert,
         fields=fields,
         button=escape(button),
@@ -87,7 +92,7 @@ def login_page(error: str | None = None, *, name: str = "") -> str:
     plain = 'autocomplete="username" autocapitalize="none" spellcheck="false"'
     hidden = 'type="password" autocomplete="current-password"'
     first, second = (plain, f"{hidden} autofocus") if name else (f"{plain} autofocus", hidden)
-    fields = _field("name", "Name", first, value=name) + _field("password", "Password", second)
+    fields = field("name", "Name", first, value=name) + field("password", "Password", second)
     return _page(
         title="Sign in",
         heading="Welcome back",
@@ -100,29 +105,34 @@ def login_page(error: str | None = None, *, name: str = "") -> str:
     )
 
 
-def setup_page(error: str | None = None, *, name: str = "", needs_key: bool = False) -> str:
+_CHOSEN = 'type="password" minlength="8" maxlength="1024" autocomplete="new-password"'
+_NAME = 'maxlength="64" autocomplete="username" autocapitalize="none" spellcheck="false" autofocus'
+
+
+def _hidden(name: str, value: str) -> str:
+    return f'<input type="hidden" name="{name}" value="{escape(value, quote=True)}">'
+
+
+def _new_account(name: str) -> str:
+    return field("name", "Your name", _NAME, value=name) + field(
+        "password", "Password", _CHOSEN, hint="At least 8 characters."
+    )
+
+
+def setup_page(error: str | None = None, *, name: str = "", key: str = "") -> str:
     """Return the first-run page that creates the administrator.
 
-    ``needs_key`` adds a field for the one-time setup key, which a browser on another machine must give.
+    ``key`` is the setup key that came with the link; without it the page asks for it.
     """
-    fields = _field(
-        "name",
-        "Your name",
-        'maxlength="64" autocomplete="username" autocapitalize="none" spellcheck="false" autofocus',
-        value=name,
-    )
-    fields += _field(
-        "password",
-        "Password",
-        'type="password" minlength="8" autocomplete="new-password"',
-        hint="At least 8 characters.",
-    )
-    if needs_key:
-        fields += _field(
+    fields = _new_account(name)
+    if key:
+        fields += _hidden("key", key)
+    else:
+        fields += field(
             "key",
             "Setup key",
             'autocomplete="off" autocapitalize="none" spellcheck="false"',
-            hint="Printed in the server's log when it started.",
+            hint="The end of the link that the server printed when it started.",
         )
     return _page(
         title="Set up",
@@ -132,5 +142,49 @@ def setup_page(error: str | None = None, *, name: str = "", needs_key: bool = Fa
         fields=fields,
         button="Create account",
         foot="Everything stays on this server: accounts, conversations and the model.",
+        error=error,
+    )
+
+
+def invite_page(token: str, error: str | None = None, *, name: str = "") -> str:
+    """Return the page of an invitation, which makes an account."""
+    return _page(
+        title="Join",
+        heading=f"Join {brand.NAME}",
+        lead="You are invited. Choose a name and a password for your account.",
+        action="/invite",
+        fields=_new_account(name) + _hidden("token", token),
+        button="Create account",
+        foot="Your conversations stay on this server.",
+        error=error,
+    )
+
+
+def reset_page(token: str, error: str | None = None) -> str:
+    """Return the page of a reset, which asks for another password."""
+    password = field("password", "New password", f"{_CHOSEN} autofocus", hint="At least 8 characters.")
+    return _page(
+        title="New password",
+        heading="New password",
+        lead="Choose another password for your account.",
+        action="/reset",
+        fields=password + _hidden("token", token),
+        button="Save and sign in",
+        foot="You are signed out everywhere else.",
+        error=error,
+    )
+
+
+def spent_page(error: str) -> str:
+    """Return the page of a link that cannot be used."""
+    return _page(
+        title="Link expired",
+        heading="This link does not work",
+        lead="Links work once, and for some days.",
+        action="/login",
+        method="get",
+        fields="",
+        button="To the sign-in",
+        foot="Your conversations stay on this server.",
         error=error,
     )

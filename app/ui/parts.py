@@ -1,6 +1,6 @@
 """The components of the chat page that events change."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import gradio as gr
@@ -13,6 +13,7 @@ class Parts:
     conversations: gr.HTML
     account: gr.HTML
     top: gr.HTML
+    meter: gr.HTML
     banner: gr.HTML
     chatbot: gr.Chatbot
     composer: gr.Textbox
@@ -23,21 +24,10 @@ class Parts:
     """Hidden: id of the open conversation, empty for a new one."""
     leaf: gr.Textbox
     """Hidden: id of the last message shown."""
+    span: gr.Textbox
+    """Hidden: how many messages are shown at most, the last ones."""
     live: gr.Textbox
-    """Hidden: id of the reply being written, and a number that makes every value new."""
+    """Hidden: id of the reply being written, the span, and a number that makes every value new."""
 
     def all(self) -> list[Any]:
-        return [
-            self.conversations,
-            self.account,
-            self.top,
-            self.banner,
-            self.chatbot,
-            self.composer,
-            self.notice,
-            self.toast,
-            self.search,
-            self.conversation,
-            self.leaf,
-            self.live,
-        ]
+        return [getattr(self, each.name) for each in fields(self)]

@@ -11,13 +11,14 @@ from app.events import Event
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A reply as far as it is known: its whole text, status and numbers."""
+    """A reply as far as it is known: its whole text, status, numbers, and place in the queue."""
 
     text: str = ""
     status: str = "pending"
     stats: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     done: bool = False
+    position: int | None = None
 
     def after(self, event: Event) -> "Progress":
         """Return the state that follows ``event``."""
@@ -33,6 +34,7 @@ class Progress:
             stats=event.stats or self.stats,
             error=event.error or self.error,
             done=event.kind == "done",
+            position=event.position if event.kind == "queued" else None,
         )
 
 

@@ -22,8 +22,11 @@ def account_row(name: str, is_admin: bool) -> str:
     )
     return (
         '<div class="tc-account">'
+        '<a class="tc-me" href="/account" title="Your account">'
         f'<span class="tc-avatar" aria-hidden="true">{escape(name[:1].upper())}</span>'
-        f'<span class="tc-name">{escape(name)}</span>{admin}'
+        f'<span class="tc-name">{escape(name)}</span></a>{admin}'
+        '<button type="button" class="tc-icon" data-act="ask_data" title="Import and export" '
+        f'aria-label="Import and export">{icons.FILES}</button>'
         f'<button type="button" class="tc-icon" data-act="toggle_theme" title="Light or dark" '
         f'aria-label="Switch between light and dark">{icons.MOON}</button>'
         '<form method="post" action="/logout"><button type="submit" class="tc-icon" title="Sign out" '
@@ -31,31 +34,31 @@ def account_row(name: str, is_admin: bool) -> str:
     )
 
 
-def top_bar(title: str) -> str:
-    """The bar over the messages: menu button and the conversation's title."""
+def top_bar(title: str, conversation_id: str = "", *, adjusted: bool = False, archived: bool = False) -> str:
+    """The bar over the messages: menu button, the conversation's title, its settings and its own menu.
+
+    `adjusted`: it has a system prompt or settings of its own.
+    """
+    shown, own = escape(title, quote=True), escape(conversation_id, quote=True)
+    put_away = ' data-archived="1"' if archived else ""
+    more = (
+        f'<button type="button" class="tc-icon" data-act="ask_menu" data-id="{own}" data-title="{shown}"'
+        f'{put_away} aria-haspopup="menu" title="More" aria-label="More for this conversation">'
+        f"{icons.MORE}</button>"
+        if conversation_id
+        else ""
+    )
+    changed = ", changed" if adjusted else ""
     return (
         '<header class="tc-top"><button type="button" class="tc-icon" data-act="toggle_nav" '
         'aria-controls="tc-side" '
         f'title="Show or hide conversations" aria-label="Show or hide conversations">{icons.MENU}</button>'
-        f'<h1 title="{escape(title, quote=True)}">{escape(title)}</h1>'
+        f'<h1 title="{shown}">{shown}</h1>'
+        f'<button type="button" class="tc-icon{" tc-adjusted" if adjusted else ""}" data-act="ask_settings" '
+        f'data-id="{own}" title="Conversation settings{changed}" '
+        f'aria-label="Conversation settings{changed}">{icons.SLIDERS}</button>{more}'
         f'<button type="button" class="tc-icon" data-act="new_chat" title="New chat" aria-label="New chat">'
         f"{icons.PLUS}</button></header>"
-    )
-
-
-def dialogs() -> str:
-    """The dialogs that rename and delete a conversation."""
-    return (
-        '<dialog id="tc-rename-dialog" aria-labelledby="tc-rename-title"><form method="dialog">'
-        '<h2 id="tc-rename-title">Rename conversation</h2>'
-        '<input type="text" maxlength="200" required aria-label="Title">'
-        '<div class="tc-buttons"><button type="button" data-act="cancel">Cancel</button>'
-        '<button type="submit" class="tc-primary">Save</button></div></form></dialog>'
-        '<dialog id="tc-delete-dialog" aria-labelledby="tc-delete-title"><form method="dialog">'
-        '<h2 id="tc-delete-title">Delete conversation?</h2>'
-        "<p>“<b></b>” will be removed from your list.</p>"
-        '<div class="tc-buttons"><button type="button" data-act="cancel">Cancel</button>'
-        '<button type="submit" class="tc-danger">Delete</button></div></form></dialog>'
     )
 
 

@@ -11,27 +11,11 @@ from benchmarks.accuracy.answers import Answered, Read
 from benchmarks.accuracy.chat import Conversation, Template
 from benchmarks.accuracy.engine import settings
 from benchmarks.accuracy.loss import LossSample
-from tangram.geometry import Geometry
-from tangram.identity import ModelIdentity
-from tangram.profile import ModelShape, build_geometry
+from tangram.advice import shape_of
+from tangram.profile import build_geometry
 from tangram.profile_file import DEFAULT_FLOOR
 
 Decode = Callable[[list[int]], str]
-
-
-def shape_of(identity: ModelIdentity) -> ModelShape:
-    """What the cache's arithmetic must know of the model."""
-    return ModelShape(
-        name=identity.name,
-        layers=identity.layers,
-        kv_heads=identity.kv_heads,
-        head_size=identity.head_size,
-        itemsize=identity.itemsize,
-        dtype=identity.dtype,
-        max_model_len=identity.max_model_len,
-        config_hash=identity.config_hash,
-        weights_hash=identity.weights_hash,
-    )
 
 
 class Replayed:
@@ -70,7 +54,8 @@ class Replayed:
     def kept(self, tokens: int) -> float:
         """Dynamic budgets keep the asked share of each sealed chunk, save for rounding."""
         if self.dynamic:
-            return share_kept(self.geometry, self.config.retention, tokens)
+            sealed = self.geometry.sealed(tokens) * self.geometry.chunk
+            return share_kept(sealed, self.config.retention, tokens)
         return self.geometry.kept_fraction(tokens)
 
 
@@ -110,11 +95,9 @@ class Peer:
 
     def kept(self, tokens: int) -> float:
         """The asked share of what is sealed, and all else."""
-        sealed = self.sealed_tokens(tokens)
-        return (sealed * self.retention + tokens - sealed) / tokens
+        return share_kept(self.sealed_tokens(tokens), self.retention, tokens)
 
 
-def share_kept(geometry: Geometry, retention: float, tokens: int) -> float:
-    """Of a history whose sealed chunks keep exactly that share."""
-    sealed = geometry.sealed(tokens) * geometry.chunk
+def share_kept(sealed: int, retention: float, tokens: int) -> float:
+    """Of a history of ``tokens``, of whose ``sealed`` ones exactly that share is kept."""
     return (sealed * retention + tokens - sealed) / tokens

@@ -23,6 +23,7 @@ from tangram.config import TangramConfig
 from tangram.geometry import Geometry
 from tangram.rotary import find_rotary
 from tangram.scorers import Need, get_scorer
+from tangram.sealing import comparable
 
 NAME = "tangram_replayed"
 _current: Replay | None = None
@@ -184,7 +185,7 @@ class Replay:
             return
         scores = self._scores(start)
         sink = max(0, min(size, self.config.sink - start))
-        scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        scores = comparable(scores)
         scores[..., :sink] = torch.inf
         ranks = scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         if self.dynamic:

@@ -58,6 +58,6 @@ def append_attention(
     pool: torch.Tensor,
     *rest: Any,
 ) -> None:
-    """``tangram::ragged_append_attention`` on the CPU; the arguments are those of ``kernels.fallback``."""
+    """``tangram::ragged_append_attention`` on the CPU; the arguments are those of its schema."""
     append(key, value, pool, *rest[:10])
     attention(out, query, pool, *rest)

@@ -97,7 +97,7 @@ def append_attention(
     pool: torch.Tensor,
     *rest: Any,
 ) -> None:
-    """``tangram::ragged_append_attention`` on a GPU; the arguments are those of ``kernels.fallback``.
+    """``tangram::ragged_append_attention`` on a GPU; the arguments are those of its schema.
 
     One launch where no request has more than one new token, if the kernel takes it as it is given.
     """

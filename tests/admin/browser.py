@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.ui.support import DESKTOP, NAME, PASSWORD
+from tests.ui.support import DESKTOP, NAME, PASSWORD, SETUP_KEY
 
 _MAP = "#memory-map-figure"
 
@@ -34,6 +34,8 @@ class AdminPage:
         self.page.goto(f"{self.url}/admin")
         self.page.get_by_label("name").first.fill(NAME)
         self.page.get_by_label("Password").fill(PASSWORD)
+        if (key := self.page.get_by_label("Setup key")).count():
+            key.fill(SETUP_KEY)
         self.page.locator("form button").click()
         self.page.wait_for_url(lambda url: not url.endswith(("/login", "/setup")))
         self.page.goto(f"{self.url}/admin")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -83,6 +84,18 @@ class Product:
         key, _ = await self.services.accounts.create_api_key(user.id, "test")
         return self.client(headers={"Authorization": f"Bearer {key}"})
 
+    async def sign_in(self, http: httpx.AsyncClient, name: str = NAME) -> str:
+        """Give a client a session of the user of that name, without a password; return its id."""
+        user = await self.services.store.user_by_name(name)
+        assert user is not None
+        token = secrets.token_urlsafe(8)
+        expires = int(time.time() + 3600) * 1000
+        session = await self.services.store.create_session(
+            user.id, hashlib.sha256(token.encode()).hexdigest(), expires
+        )
+        http.cookies.set(COOKIE, token, domain="127.0.0.1")
+        return session.id
+
     async def conversation(self, **fields: Any) -> str:
         return str((await self.services.store.create_conversation(self.owner, **fields)).id)
 
@@ -122,14 +135,17 @@ def settings(tmp_path: Path, engine_url: str, bundled_model_dir: Path) -> Settin
 
 
 @contextlib.asynccontextmanager
-async def running_product(settings: Settings, services: Services | None = None) -> AsyncIterator[Product]:
+async def running_product(
+    settings: Settings, services: Services | None = None, *, engine: bool = True
+) -> AsyncIterator[Product]:
     services = services or build_services(settings)
     app = create_app(settings, services=services, chat_ui=False)
     async with (
         serving(app) as url,
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http,
     ):
-        await services.supervisor.wait_ready()
+        if engine:
+            await services.supervisor.wait_ready()
         user = await services.store.user_by_name(NAME) or await services.store.create_first_user(
             NAME, _hash()
         )
@@ -143,7 +159,17 @@ async def running_product(settings: Settings, services: Services | None = None) 
 
 @functools.cache
 def _hash() -> str:
-    return PasswordHasher().hash(PASSWORD)
+    return cheap_hasher().hash(PASSWORD)
+
+
+def cheap_hasher() -> PasswordHasher:
+    """argon2id in next to no time; what real passwords get has a test of its own."""
+    return PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+
+
+@pytest.fixture(autouse=True)
+def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.passwords.PasswordHasher", cheap_hasher)
 
 
 @pytest.fixture

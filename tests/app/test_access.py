@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from starlette.requests import HTTPConnection
 
+from app.__main__ import main
 from app.accounts import COOKIE, is_local
 from app.factory import create_app
 from app.middleware import MAX_BODY, MAX_FORM
@@ -19,7 +23,7 @@ from tests.app.conftest import NAME, PASSWORD, Product, serving
 from tests.fake_engine import FakeEngine
 
 ADMIN = "/api/admin/"
-PUBLIC = {"/health/live", "/health/ready", "/login", "/setup", "/logout"}
+PUBLIC = {"/health/live", "/health/ready", "/login", "/setup", "/invite", "/reset", "/logout"}
 LOCAL = {"/metrics"}
 FALLBACKS = {"/api/{rest:path}", "/v1/{rest:path}"}
 BODIES: dict[str, Any] = {
@@ -30,6 +34,8 @@ BODIES: dict[str, Any] = {
     "/api/keys": {"name": "x"},
     "/api/calibration-consent": {"given": True},
     "/api/admin/profile": {"profile": "auto"},
+    "/api/replies/{reply_id}/rating": {"rating": 1},
+    "/api/account/password": {"current": "x", "password": "y"},
     "/v1/chat/completions": {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]},
 }
 
@@ -59,29 +65,39 @@ async def test_each_route_with_an_id_is_blind_to_other_peoples(product: Product)
     conversation = await product.conversation()
     reply = await product.reply(conversation, "/say secret")
     _, key = await product.services.accounts.create_api_key(product.owner, "mine")
+    (session,) = await product.services.store.list_sessions(product.owner)
     ids = {
         "conversation_id": conversation,
         "message_id": reply.parent_id,
         "reply_id": reply.id,
         "key_id": key.id,
+        "session_id": session.id,
         "model_id": "another",
+        "user_id": product.owner,
+        "name": "another",
+        "link_id": (await product.services.people.invite(None)).link.id,
     }
     checked = 0
-    async with await product.stranger() as stranger:
+    async with await product.stranger() as by_key, product.client() as by_session:
+        await product.sign_in(by_session, "stranger")
         for method, path in routes(product):
-            if "{" not in path or path in FALLBACKS or path.startswith(ADMIN):
+            if "{" not in path or path in FALLBACKS:
                 continue
             address = re.sub(r"{(\w+)(?::path)?}", lambda found: ids[found[1]], path)
-            answer = await stranger.request(method, address, json=BODIES.get(path, {}))
-            assert answer.status_code == 404, (method, path, answer.text)
-            assert "secret" not in answer.text
-            checked += 1
-        listed = await stranger.get("/api/conversations", params={"query": "secret"})
+            for stranger in (by_key, by_session):
+                answer = await stranger.request(method, address, json=BODIES.get(path, {}))
+                ours = path.startswith(ADMIN) or (stranger is by_key and "/account/" in path)
+                assert answer.status_code == (403 if ours else 404), (method, path, answer.text)
+                assert "secret" not in answer.text
+                checked += 1
+        listed = await by_key.get("/api/conversations", params={"query": "secret"})
         assert listed.json() == {"conversations": []}
-        assert (await stranger.get("/api/keys")).json()["keys"][0]["name"] == "test"
-    assert checked >= 13
+        assert (await by_key.get("/api/keys")).json()["keys"][0]["name"] == "test"
+    assert checked >= 34
     assert (await product.services.store.get_message(product.owner, reply.id)).content == "secret"
     assert (await product.services.store.list_api_keys(product.owner))[0].revoked_at is None
+    assert (await product.services.store.list_sessions(product.owner))[0].id == session.id
+    assert len(await product.services.people.list_links()) == 1
 
 
 async def test_administrators_routes_refuse_everybody_else(product: Product) -> None:
@@ -199,23 +215,66 @@ async def test_first_run_setup(settings: Settings, fake_engine: FakeEngine) -> N
         page = {"Accept": "text/html"}
         assert (await http.get("/", headers=page)).headers["location"] == "/setup"
         assert (await http.get("/login", headers=page)).headers["location"] == "/setup"
-        assert 'name="key"' not in (await http.get("/setup")).text
-        foreign = {"Host": "rebound.example"}
-        assert 'name="key"' in (await http.get("/setup", headers=foreign)).text
+        assert '<label for="key">' in (await http.get("/setup")).text
+        linked = await http.get("/setup", params={"key": accounts.setup_key})
+        assert '<label for="key">' not in linked.text
+        assert f'name="key" value="{accounts.setup_key}"' in linked.text
+        assert linked.headers["cache-control"] == "no-store"
         form = {"name": "ann", "password": "long enough"}
-        assert (await http.post("/setup", data=form, headers=foreign)).status_code == 403
-        assert (await http.post("/setup", data={**form, "key": "wrong"}, headers=foreign)).status_code == 403
-        short = await http.post("/setup", data={"name": "ann", "password": "short"})
+        for key in ({}, {"key": "wrong"}, {"key": "é"}):
+            assert (await http.post("/setup", data=form | key)).status_code == 403
+        form["key"] = accounts.setup_key
+        short = await http.post("/setup", data={**form, "password": "short"})
         assert (short.status_code, "at least 8" in short.text) == (400, True)
-        assert (await http.post("/setup", data={"name": "\n", "password": "long enough"})).status_code == 400
-        made = await http.post("/setup", data={**form, "key": accounts.setup_key}, headers=foreign)
+        assert (await http.post("/setup", data={**form, "name": "\n"})).status_code == 400
+        made = await http.post("/setup", data=form)
         assert (made.status_code, made.headers["location"]) == (303, "/")
         user = await app.state.services.store.user_by_name("ann")
         assert user.is_admin
         assert user.password_hash.startswith("$argon2id$")
-        again = await http.post("/setup", data={"name": "eve", "password": "long enough"})
+        again = await http.post("/setup", data={**form, "name": "eve"})
         assert again.status_code == 403
+        assert (await http.get("/setup", params={"key": accounts.setup_key})).headers["location"] == "/login"
         assert await app.state.services.store.count_users() == 1
+
+
+async def test_the_setup_link_expires_and_is_not_guessed(
+    settings: Settings, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(settings, chat_ui=False)
+    accounts = app.state.services.accounts
+    form = {"name": "ann", "password": "long enough"}
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        monkeypatch.setattr(accounts, "_setup_until", 0.0)
+        late = await http.post("/setup", data={**form, "key": accounts.setup_key})
+        assert (late.status_code, "has expired" in late.text) == (403, True)
+        statuses = [(await http.post("/setup", data={**form, "key": "x"})).status_code for _ in range(11)]
+        assert statuses == [403] * 10 + [429]
+        monkeypatch.undo()
+        assert (await http.post("/setup", data={**form, "key": accounts.setup_key})).status_code == 429
+        assert await app.state.services.store.count_users() == 0
+    assert create_app(settings, chat_ui=False).state.services.accounts.setup_key != accounts.setup_key
+
+
+@pytest.mark.parametrize("secret", ["changeme", "CHANGE-ME", "your-secret-key", "<key>", "${KEY}", "x" * 40])
+@pytest.mark.parametrize("variable", ["TANGRAM_SETUP_KEY", "TANGRAM_ENGINE_API_KEY"])
+def test_placeholders_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, secret: str
+) -> None:
+    monkeypatch.setenv(variable, secret)
+    assert main([]) == 2
+    said = capsys.readouterr().out
+    assert f"setting {variable.removeprefix('TANGRAM_').lower()}: " in said
+    assert "placeholder" in said
+    assert secret not in said
+
+
+def test_random_secrets_are_no_placeholders(tmp_path: Path) -> None:
+    for _ in range(200):
+        secret = secrets.token_urlsafe(24)
+        assert Settings(home=tmp_path, setup_key=secret, engine_api_key=secret).setup_key == secret
+    with pytest.raises(ValidationError, match="at least 16 characters"):
+        Settings(home=tmp_path, setup_key="short7Hq2")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.routes import api, openai, replies
+from app.routes import account, api, completions, keys, openai, people, replies
 from app.routes.json_body import JsonBody
 from tests.app.conftest import Product
 
-ROUTERS = (api.router, openai.router, replies.router)
+MODULES = (api, completions, openai, replies, keys, account, people)
+ROUTERS = tuple(module.router for module in MODULES)
 SURROGATE, HUGE = '"a \\ud800 b"', "1" + "0" * 400
 NOT_FINITE = ("1e999", "-1e999", "NaN", "Infinity")
 WHOLE = {
@@ -65,7 +66,7 @@ async def address(product: Product, path: str) -> str:
     conversation = await product.conversation()
     reply = await product.reply(conversation, "/say ok")
     names = {"conversation_id": conversation, "reply_id": reply.id, "message_id": reply.parent_id}
-    return path.format(**names)
+    return path.format(**names, user_id=product.owner)
 
 
 def test_all_json_routes_are_found() -> None:
@@ -76,6 +77,10 @@ def test_all_json_routes_are_found() -> None:
         "/api/messages/{message_id}/edit",
         "/api/replies/{reply_id}/regenerate",
         "/api/keys",
+        "/api/account/password",
+        "/api/admin/invitations",
+        "/api/admin/users/{user_id}",
+        "/api/admin/users/{user_id}/reset",
         "/v1/chat/completions",
     }
     assert all(issubclass(model, JsonBody) for _, _, model in ROUTES)

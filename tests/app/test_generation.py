@@ -280,6 +280,7 @@ async def test_end_of_the_app_interrupts_and_keeps(settings: Settings, fake_engi
         handle = await product.services.generation.send(product.owner, conversation, "/tokens 60 /delay 0.02")
         text = await product.wait_for_text(handle.reply.id)
     await eventually(lambda: not fake_engine.running, 1.0)
+    settings = settings.model_copy(update={"resume_replies": False})
     async with running_product(settings) as product:
         stored = await product.services.store.get_message(product.owner, handle.reply.id)
         assert stored.status == "interrupted"
@@ -293,7 +294,7 @@ async def test_end_of_the_app_interrupts_and_keeps(settings: Settings, fake_engi
 async def test_drain_waits_for_replies_then_interrupts(product: Product) -> None:
     generation = product.services.generation
     short, endless = await product.conversation(), await product.conversation()
-    generation._drain_seconds = 1.0
+    generation._drain_seconds, generation._resume_replies = 1.0, False
     one = await generation.send(product.owner, short, "/tokens 10")
     two = await generation.send(product.owner, endless, "/tokens 2000 /delay 0.05")
     await generation.drain()

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,21 @@ async def test_engine_that_hangs_is_restarted(make: Any) -> None:
         assert "health checks" in engine.status.detail
         await engine.wait_ready()
         assert not alive(first)
+
+
+async def test_who_suspects_the_engine_has_it_looked_at_at_once(make: Any) -> None:
+    async with make(timing=replace(QUICK, health=60.0, sick=2)) as engine:
+        await engine.wait_ready()
+        await asyncio.sleep(0.05)
+        engine.check_now()  # it is well: nothing happens
+        await asyncio.sleep(0.1)
+        assert engine.status.ready
+        async with httpx.AsyncClient(base_url=engine.client.base_url, trust_env=False) as http:
+            await http.post("/fake/health", json={"healthy": False})
+        for _ in range(2):
+            engine.check_now()
+            await asyncio.sleep(0.1)
+        await until(engine, EngineState.RESTARTING, EngineState.STARTING)
 
 
 async def test_crash_loop_ends_in_failed_with_the_reason(make: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.accuracy import peer, replay
 from benchmarks.accuracy.conditions import PRESSES
-from benchmarks.accuracy.offline import shape_of
+from tangram.advice import shape_of
 from tangram.config import TangramConfig
 from tangram.profile import build_geometry
 from tests.tiny_models import random_llama

@@ -5,7 +5,7 @@ import pytest
 
 from db import Database, Store
 from db.errors import Conflict, InvalidInput, NotFound
-from db.views import UserView
+from db.views import QuotaView, UserView
 from tests.db.helpers import dump
 
 
@@ -87,7 +87,8 @@ async def test_last_use_is_noted_now_and_then(
     assert (await store.list_api_keys(owner.id))[0].last_used_at is not None
     await store.api_key_user("key")
     assert dump(database) == used
-    monkeypatch.setattr("db.accounts._NOTE_USE_EVERY_MS", 0)
+    monkeypatch.setattr("db.sessions.NOTE_USE_EVERY_MS", 0)
+    monkeypatch.setattr("db.api_keys.NOTE_USE_EVERY_MS", 0)
     await store.session_user("token")
     await store.api_key_user("key")
     after = dump(database)
@@ -113,17 +114,41 @@ async def test_api_keys(store: Store, owner: UserView) -> None:
         await store.create_api_key("nobody", "name", "hash")
 
 
-async def test_a_disabled_user_is_shut_out(store: Store, owner: UserView) -> None:
-    await store.create_session(owner.id, "token", soon())
-    await store.create_api_key(owner.id, "laptop", "key")
-    await store.disable_user(owner.id)
-    assert await store.session_user("token") is None
-    assert await store.api_key_user("key") is None
-    await store.create_session(owner.id, "later", soon())
-    assert await store.session_user("later") is None
-    disabled = await store.user_by_id(owner.id)
-    assert disabled is not None
+async def test_a_disabled_user_is_shut_out(store: Store, owner: UserView, stranger: UserView) -> None:
+    await store.create_session(stranger.id, "token", soon())
+    await store.create_api_key(stranger.id, "laptop", "key")
+    await store.create_reset(stranger.id, "reset", soon(), created_by=owner.id)
+    await store.create_invitation("invite", soon(), is_admin=False, note="", created_by=stranger.id)
+    await store.create_session(stranger.id, "token", soon())
+    assert await store.session_user("token") == stranger
+    disabled = await store.disable_user(stranger.id)
     assert disabled.disabled_at is not None
+    assert await store.disable_user(stranger.id) == disabled
+    await store.create_session(stranger.id, "later", soon())
+    for token in ("token", "later"):
+        assert await store.session_user(token) is None
+    assert await store.api_key_user("key") is None
+    assert await store.open_link("reset", "reset") is None
+    assert await store.open_link("invite", "invite") is None
+    with pytest.raises(Conflict, match="the user is disabled"):
+        await store.create_reset(stranger.id, "another", soon(), created_by=owner.id)
+    assert (await store.enable_user(stranger.id)).disabled_at is None
+    assert await store.api_key_user("key") == stranger
+    assert await store.open_link("reset", "reset") is None
+
+
+async def test_the_last_administrator_stays(store: Store, owner: UserView, stranger: UserView) -> None:
+    for change in (store.disable_user(owner.id), store.set_admin(owner.id, False)):
+        with pytest.raises(Conflict, match="the last administrator must stay one"):
+            await change
+    assert (await store.set_admin(stranger.id, True)).is_admin
+    await store.disable_user(owner.id)
+    with pytest.raises(Conflict, match="the last administrator must stay one"):
+        await store.set_admin(stranger.id, False)
+    assert not (await store.set_admin(owner.id, False)).is_admin  # one who is disabled does not count
+    await store.enable_user(owner.id)
+    with pytest.raises(Conflict):
+        await store.disable_user(stranger.id)
 
 
 async def test_a_new_password_ends_the_sign_ins(store: Store, owner: UserView, stranger: UserView) -> None:
@@ -138,3 +163,92 @@ async def test_a_new_password_ends_the_sign_ins(store: Store, owner: UserView, s
     for call in (store.set_password_hash("nobody", "x"), store.disable_user("nobody")):
         with pytest.raises(NotFound, match="user not found"):
             await call
+
+
+async def test_sessions_are_listed_and_ended_by_their_owner(
+    store: Store, owner: UserView, stranger: UserView
+) -> None:
+    first = await store.create_session(
+        owner.id, "one", soon(), address="10.0.0.1", user_agent="Firefox " * 99
+    )
+    await store.create_session(owner.id, "two", soon())
+    await store.create_session(owner.id, "over", 1)
+    hers = await store.create_session(stranger.id, "hers", soon())
+    assert [row.id for row in await store.list_sessions(owner.id)][1] == first.id
+    assert (first.address, len(first.user_agent)) == ("10.0.0.1", 300)
+    assert await store.session_and_user("one") == (first.id, owner)
+    with pytest.raises(NotFound, match="session not found"):
+        await store.revoke_session(owner.id, hers.id)
+    assert await store.session_user("hers") == stranger
+    assert await store.revoke_sessions(owner.id, but=first.id) >= 1
+    assert [row.id for row in await store.list_sessions(owner.id)] == [first.id]
+    await store.revoke_session(owner.id, first.id)
+    assert await store.session_user("one") is None
+    assert await store.revoke_sessions(stranger.id) == 1
+
+
+async def test_an_invitation_works_once(store: Store, owner: UserView) -> None:
+    made = await store.create_invitation("t1", soon(), is_admin=True, note=" for Bob ", created_by=owner.id)
+    assert (made.note, made.is_admin, made.kind, made.user_id) == ("for Bob", True, "invite", None)
+    assert await store.open_link("invite", "t1") == made
+    assert await store.open_link("reset", "t1") is None
+    with pytest.raises(Conflict, match="that name is taken"):
+        await store.accept_invitation("t1", "ADA", "hash")
+    takers = [store.accept_invitation("t1", f"taker {number}", "hash") for number in range(5)]
+    results = await asyncio.gather(*takers, return_exceptions=True)
+    (bob,) = [result for result in results if isinstance(result, UserView)]
+    assert bob.is_admin
+    assert sum(isinstance(result, NotFound) for result in results) == 4
+    assert await store.count_users() == 2
+    assert await store.list_links() == []
+    late = await store.create_invitation("t2", soon() - 3_600_001, is_admin=False, note="", created_by=None)
+    revoked = await store.create_invitation("t3", soon(), is_admin=False, note="", created_by=None)
+    assert [row.id for row in await store.list_links()] == [revoked.id]
+    assert (await store.revoke_link(revoked.id)).revoked_at is not None
+    for token in ("t1", "t2", "t3", "t4"):
+        assert await store.open_link("invite", token) is None
+        with pytest.raises(NotFound, match="invitation not found"):
+            await store.accept_invitation(token, "Eve", "hash")
+    assert (await store.revoke_link(late.id)).id == late.id
+    with pytest.raises(NotFound, match="link not found"):
+        await store.revoke_link("missing")
+
+
+async def test_a_reset_gives_a_new_password_once(store: Store, owner: UserView, stranger: UserView) -> None:
+    await store.create_session(owner.id, "mine", soon())
+    await store.create_session(stranger.id, "hers", soon())
+    await store.create_reset(owner.id, "first", soon(), created_by=None)
+    assert await store.session_user("mine") is None
+    await store.create_reset(owner.id, "second", soon(), created_by=None)
+    assert await store.open_link("reset", "first") is None
+    await store.create_session(owner.id, "meanwhile", soon())
+    changed = await store.accept_reset("second", "new hash")
+    assert (changed.id, changed.password_hash) == (owner.id, "new hash")
+    assert await store.session_user("meanwhile") is None
+    assert await store.session_user("hers") == stranger
+    for token in ("first", "second", "missing"):
+        with pytest.raises(NotFound, match="reset not found"):
+            await store.accept_reset(token, "another hash")
+    with pytest.raises(NotFound, match="user not found"):
+        await store.create_reset("nobody", "x", soon(), created_by=None)
+
+
+async def test_people_as_an_administrator_sees_them(
+    store: Store, owner: UserView, stranger: UserView
+) -> None:
+    await store.create_session(stranger.id, "token", soon())
+    await store.create_api_key(stranger.id, "laptop", "key")
+    assert await store.set_quota(stranger.id, QuotaView(running=2)) == QuotaView()
+    assert await store.set_quota(stranger.id, QuotaView(per_minute=9)) == QuotaView(running=2)
+    ada, eve = await store.list_users()
+    assert (ada.name, ada.is_admin, ada.last_seen_at, ada.sessions, ada.api_keys) == ("Ada", True, None, 0, 0)
+    assert (eve.name, eve.is_admin, eve.sessions, eve.api_keys) == ("Eve", False, 1, 1)
+    assert eve.last_seen_at is not None
+    assert eve.quota == QuotaView(per_minute=9)
+    assert await store.list_quotas() == {stranger.id: QuotaView(per_minute=9)}
+    assert "hash" not in repr(eve)
+    for quota in (QuotaView(running=0), QuotaView(waiting=-1), QuotaView(per_minute=10**9)):
+        with pytest.raises(InvalidInput, match="must be from"):
+            await store.set_quota(stranger.id, quota)
+    with pytest.raises(NotFound):
+        await store.set_quota("nobody", QuotaView())

@@ -53,6 +53,7 @@ async def test_disabled_people_are_left_out_and_removed_ones_forgotten(
     for user in (owner, stranger):
         await store.set_calibration_consent(user.id, True)
         await talk(store, user, "q", user.name)
+    await store.set_admin(stranger.id, True)  # one administrator has to stay
     await store.disable_user(owner.id)
     assert await store.calibration_texts() == [["q\n\nEve"]]
 

@@ -32,3 +32,14 @@ async def test_audit(store: Store, owner: UserView) -> None:
         await store.add_audit(None, "x", None, object())
     with pytest.raises(InvalidInput, match="limit: must be at least 1"):
         await store.list_audit(0)
+
+
+async def test_audit_says_whose_request_it_was_and_is_forgotten_in_time(
+    store: Store, owner: UserView
+) -> None:
+    old = await store.add_audit(owner.id, "sign_in", address="10.0.0.1", request_id="abc")
+    assert (old.address, old.request_id) == ("10.0.0.1", "abc")
+    new = await store.add_audit(owner.id, "sign_out")
+    assert await store.list_audit() == [new, old]
+    assert await store.prune_audit(new.created_at) == 1
+    assert await store.list_audit() == [new]

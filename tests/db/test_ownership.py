@@ -18,6 +18,7 @@ from sqlalchemy import text
 from db import Database, Store
 from db.errors import NotFound
 from db.repository import message_view
+from db.transfer import NewConversation, NewTurn
 from db.views import ConversationView, MessageView
 from tests.db.helpers import dump, exchange
 
@@ -30,26 +31,53 @@ WITHOUT_OWNER = {
     "count_users",
     "set_password_hash",
     "disable_user",
+    "enable_user",
+    "set_admin",
+    "list_users",
+    "set_quota",
+    "list_quotas",
+    "create_invitation",
+    "create_reset",
+    "open_link",
+    "accept_invitation",
+    "accept_reset",
+    "list_links",
+    "revoke_link",
     "create_session",
     "session_user",
+    "session_and_user",
     "delete_session",
     "api_key_user",
     "recover_interrupted",
+    "resumable_replies",
     "get_setting",
     "set_setting",
     "add_audit",
     "list_audit",
     "calibration_texts",
+    "prune_audit",
 }
-IDS = ("conversation_id", "parent_id", "leaf_id", "message_id", "user_message_id", "reply_id", "key_id")
+IDS = (
+    "conversation_id",
+    "parent_id",
+    "leaf_id",
+    "message_id",
+    "user_message_id",
+    "reply_id",
+    "key_id",
+    "session_id",
+)
 VALUES: dict[str, Any] = {
     "title": "new title",
     "system_prompt": "new prompt",
     "settings": {"new": True},
     "query": "mine",
     "limit": 10,
+    "conversations": [NewConversation("new title", (NewTurn("user", "new content", None),))],
     "before": None,
     "deleted": False,
+    "archived": False,
+    "rating": 1,
     "content": "new content",
     "user_token_ids": [1],
     "token_ids": [1, 2],
@@ -61,6 +89,7 @@ VALUES: dict[str, Any] = {
     "name": "new name",
     "key_hash": "new hash",
     "given": True,
+    "but": None,
 }
 
 
@@ -78,6 +107,7 @@ class World:
         first, reply = await exchange(store, user.id, conversation.id, None, f"mine: {name}", f"for {name}")
         second, pending = await store.add_turn(user.id, conversation.id, reply.id, f"more {name}", [1], name)
         key = await store.create_api_key(user.id, f"key of {name}", f"hash of {name}")
+        session = await store.create_session(user.id, f"token of {name}", 2**52)
         return cls(
             user.id,
             {
@@ -88,6 +118,7 @@ class World:
                 "user_message_id": first.id,
                 "reply_id": pending.id,
                 "key_id": key.id,
+                "session_id": session.id,
             },
         )
 
@@ -137,6 +168,8 @@ async def check_method(database: Database, store: Store, name: str, owner: World
     assert dump(database) == before
 
     # The same call is fine with the caller's own ids, and shows nothing of the other.
+    if name == "reopen_reply":  # which is for a reply that has ended
+        await store.finish_reply(stranger.owner_id, stranger.ids["reply_id"], "stopped", "text", [1])
     result = repr(await call(store, name, stranger.owner_id, stranger.ids))
     for secret in ("Ada", owner.owner_id, *owner.ids.values()):
         assert secret not in result

@@ -154,8 +154,9 @@ async def test_any_text_can_be_said(store: Store, owner: UserView, conversation:
 def copy_to(user_id: str, conversation_id: str, parent_id: str) -> str:
     """A statement that adds a copy of the root message at that place of the tree."""
     return (
-        f"INSERT INTO messages SELECT 99, 'new', {user_id}, {conversation_id}, {parent_id}, role, content, "
-        "token_ids, status, finish_reason, error, stats, model, 0, 0 FROM messages WHERE parent_id IS NULL"
+        "INSERT INTO messages (seq, id, user_id, conversation_id, parent_id, role, content, token_ids, "
+        f"status, stats, created_at, updated_at) SELECT 99, 'new', {user_id}, {conversation_id}, "
+        f"{parent_id}, role, content, token_ids, status, stats, 0, 0 FROM messages WHERE parent_id IS NULL"
     )
 
 

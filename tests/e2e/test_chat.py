@@ -69,7 +69,7 @@ def test_a_reply_goes_on_after_a_reload(chat: ChatPage, served: Product, story: 
 
 def test_regenerate_edit_rename_delete(chat: ChatPage) -> None:
     chat.say("Name one colour.", 120)
-    chat.page.locator(".tc-again").last.click()
+    chat.page.get_by_label("Regenerate").last.click()
     expect(chat.footers.last).to_contain_text("2/2")
     chat.settled(120)
     chat.edit(0, "Name one animal.")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.accuracy import replay
-from benchmarks.accuracy.offline import shape_of
+from tangram.advice import shape_of
 from tangram.config import TangramConfig
 from tangram.profile import Profile, build_geometry
 from tests.engine.children import run_jobs

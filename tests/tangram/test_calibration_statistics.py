@@ -96,12 +96,12 @@ def test_group_sizes_up_to_a_sixth_of_all_heads() -> None:
     identity = replace(IDENTITY, layers=24, kv_heads=2)
     profile = made_profile(identity=identity)
     assert profile.calibration is not None
-    found = groupings(TangramConfig(retention=0.25), shape_of(profile.calibration), profile)
+    found = groupings(TangramConfig(retention=0.25), shape_of(profile.calibration.model), profile)
     assert [g.group_size for g in found] == [1, 2, 3, 4, 6, 8]
     widths = [g.row_width for g in found]
     assert widths == sorted(widths, reverse=True)
     assert knee(found) in found
-    layered = groupings(TangramConfig(scope="layer"), shape_of(profile.calibration), profile)
+    layered = groupings(TangramConfig(scope="layer"), shape_of(profile.calibration.model), profile)
     assert [g.group_size for g in layered] == [1, 2]
 
 

@@ -53,6 +53,7 @@ class FakeRequest:
     tokens: list[Any]
     num_computed_tokens: int = 0
     num_preemptions: int = 0
+    cache_salt: str | None = None
     sealed: dict[int, list[int]] = field(default_factory=dict)
 
     @property

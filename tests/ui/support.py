@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, PASSWORD = "robin", "correct horse battery"
+SETUP_KEY = "key of the tests' first account"
 DESKTOP, PHONE = (1280, 800), (390, 844)
 _FLAGS = [
     "--no-sandbox",
@@ -89,6 +90,7 @@ class Product:
         """Start it and wait until the engine answers too."""
         environment = os.environ | self.environment
         environment |= {"TANGRAM_HOME": str(self.home), "TANGRAM_PORT": str(self.port)}
+        environment["TANGRAM_SETUP_KEY"] = SETUP_KEY
         with (self.home / "app.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app"],
@@ -217,6 +219,8 @@ class ChatPage:
     def fill_form(self, name: str = NAME, password: str = PASSWORD) -> None:
         self.page.get_by_label("name").first.fill(name)
         self.page.get_by_label("Password").fill(password)
+        if (key := self.page.get_by_label("Setup key")).count():
+            key.fill(SETUP_KEY)
         self.page.locator("form button").click()
 
     def enter(self) -> ChatPage:
@@ -301,21 +305,26 @@ class ChatPage:
         self.page.locator(".tc-open", has_text=title).first.click()
         expect(self.page.locator(".tc-row.tc-active")).to_contain_text(title)
 
+    def menu(self, title: str, act: str) -> None:
+        """Click an entry of a conversation's menu, `act`, in the list."""
+        row = self.rows.filter(has_text=title).first
+        row.hover()
+        row.locator('[data-act="ask_menu"]').click()
+        self.page.locator(f'#tc-menu [data-act="{act}"]').click()
+
     def rename(self, title: str, new: str) -> None:
-        self.rows.filter(has_text=title).first.hover()
-        self.rows.filter(has_text=title).first.locator('[data-act="ask_rename"]').click()
+        self.menu(title, "ask_rename")
         self.page.locator("#tc-rename-dialog input").fill(new)
         self.page.locator("#tc-rename-dialog .tc-primary").click()
 
     def delete(self, title: str) -> None:
-        self.rows.filter(has_text=title).first.hover()
-        self.rows.filter(has_text=title).first.locator('[data-act="ask_delete"]').click()
+        self.menu(title, "ask_delete")
         self.page.locator("#tc-delete-dialog .tc-danger").click()
 
     def edit(self, index: int, text: str) -> str:
         """Edit the user's message number ``index``; return what the edit box held."""
         self.messages.nth(index).hover()
-        self.page.locator('#tc-chat [aria-label="Edit"]').nth(index).click()
+        self.page.locator('#tc-chat [data-act="edit"]').nth(index).click()
         area = self.page.locator("#tc-chat textarea.edit-textarea")
         held = area.input_value()
         area.fill(text)

@@ -101,7 +101,7 @@ def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:
 
 def test_regenerate_keeps_both_versions(chat: ChatPage) -> None:
     chat.say("/say Once.")
-    chat.page.locator(".tc-again").last.click()
+    chat.page.get_by_label("Regenerate").last.click()
     expect(chat.footers.last).to_contain_text("2/2")
     chat.settled()
     chat.page.get_by_label("Previous version").last.click()
@@ -177,8 +177,7 @@ def test_a_title_cannot_run_script(chat: ChatPage) -> None:
     chat.say("/say A title")
     chat.rename("A title", EVIL_HTML[:190])
     expect(chat.page.locator(".tc-top h1")).to_contain_text("<script>alert(1)</script>")
-    chat.rows.first.hover()
-    chat.rows.first.locator('[data-act="ask_delete"]').click()
+    chat.menu("script", "ask_delete")
     expect(chat.page.locator("#tc-delete-dialog b")).to_contain_text("<script>alert(1)</script>")
     chat.page.locator("#tc-delete-dialog [data-act=cancel]").click()
     assert chat.page.locator("#tc-app :is(script, iframe), #tc-app img").count() == 0

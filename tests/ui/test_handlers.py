@@ -11,6 +11,7 @@ import gradio as gr
 import httpx
 import pytest
 
+from app.context import ContextMeter
 from app.errors import ConversationBusy
 from app.ui.chat import _layout
 from app.ui.guard import BROKEN, GONE
@@ -18,6 +19,7 @@ from app.ui.handlers import ChatHandlers
 from app.ui.render import notice
 from db.database import Database
 from db.store import Store
+from db.transfer import NewConversation, NewTurn
 from tests.ui.support import Product
 
 
@@ -35,6 +37,18 @@ class Generation:
 
     def running(self, owner: str, conversation_id: str) -> None:
         return None
+
+    async def stop_conversation(self, owner: str, conversation_id: str) -> None:
+        await self.store.get_conversation(owner, conversation_id)
+
+    async def context(self, owner: str, conversation_id: str, leaf_id: str) -> ContextMeter:
+        await self.store.path(owner, conversation_id, leaf_id)
+        return ContextMeter(10, 100, 0.5, 5, 0, None)
+
+    async def continue_reply(self, owner: str, conversation_id: str, reply_id: str) -> None:
+        await self.store.path(owner, conversation_id, reply_id)
+
+    regenerate = continue_reply
 
 
 @pytest.fixture
@@ -122,11 +136,21 @@ async def test_a_stranger_gets_nothing(page: ChatHandlers, store: Store) -> None
         await page.delete_chat(mine.id, "", event(id=mine.id), ask),
         await page.restore_chat("", "", event(id=mine.id), ask),
         await page.show_version(mine.id, event(id=leaf, step=1), ask),
-        await page.edit_message(mine.id, leaf, gr.EditData(None, _edit(0, "x")), ask),
+        await page.archive_chat(mine.id, "", event(id=mine.id), ask),
+        await page.unarchive_chat(mine.id, "", event(id=mine.id), ask),
+        await page.refresh("", mine.id, ask),
+        await page.show_earlier(mine.id, leaf, "50", ask),
+        await page.measure(mine.id, leaf, ask),
+        await page.regenerate_reply(mine.id, event(id=leaf), ask),
+        await page.continue_reply(mine.id, event(id=leaf), ask),
+        await page.edit_message(mine.id, leaf, "50", gr.EditData(None, _edit(0, "x")), ask),
     ]
     for update in updates:
         assert list(update) == [page.parts.notice]
         assert GONE in update[page.parts.notice]
+    ticked = await page.tick("", mine.id, leaf, f"{leaf}:50:1", "50", "secret", ask)
+    assert GONE in ticked[page.parts.notice]
+    assert "My secret" not in str(ticked)
     assert "My secret" not in str(await page.search("secret", "", ask))
     assert "My secret" not in str(await page.load(mine.id, ask))
     followed = [update async for update in page.follow(f"{leaf}:1", ask)]
@@ -162,3 +186,52 @@ def test_gradios_own_routes_ask_who_it_is(served: Product, method: str, path: st
     answer = httpx.request(method, served.url + path, headers={"accept": "application/json"}, json={})
     assert answer.status_code in (401, 403, 404, 422), answer.text
     assert "root:" not in answer.text
+
+
+async def test_a_tick_shows_what_another_tab_did(page: ChatHandlers, store: Store) -> None:
+    me = (await store.create_user("me", "x")).id
+    await page.send("One", "", "", "", asks(me))
+    (conversation,) = await store.list_conversations(me)
+    old = (await store.path(me, conversation.id))[-1]
+    await store.finish_reply(me, old.id, "complete", "Hello", [1])
+    shown = (conversation.id, old.id, "", "50", "", asks(me))
+    assert list(await page.tick("", *shown)) == [page.parts.banner]
+    _, reply = await store.add_turn(me, conversation.id, old.id, "Two", [1], "m")
+    update = await page.tick("", *shown)
+    assert update[page.parts.leaf] == reply.id
+    assert update[page.parts.live].startswith(f"{reply.id}:50:")
+
+
+async def test_a_tick_never_shows_what_was_before_a_change(
+    page: ChatHandlers, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = (await store.create_user("me", "x")).id
+    await page.send("One", "", "", "", asks(me))
+    (conversation,) = await store.list_conversations(me)
+    thread = page.screen.thread
+
+    async def slow(*arguments: Any, **options: Any) -> Any:
+        update = await thread(*arguments, **options)
+        monkeypatch.undo()
+        await page.new_chat("", asks(me))  # the reader goes elsewhere meanwhile
+        return update
+
+    monkeypatch.setattr(page.screen, "thread", slow)
+    assert list(await page.tick("", conversation.id, "", "x:50:1", "50", "", asks(me))) == [page.parts.banner]
+
+
+async def test_versions_far_up_stay_in_sight(page: ChatHandlers, store: Store) -> None:
+    me = (await store.create_user("me", "x")).id
+    turns = [NewTurn("assistant" if i % 2 else "user", f"m{i}", i - 1 if i else None) for i in range(200)]
+    (own,) = await store.import_conversations(me, [NewConversation("long", tuple(turns))])
+    path = await store.path(me, own)
+    update = await page.open_chat("", event(id=own), asks(me))
+    assert len(update[page.parts.chatbot]) == 50
+    assert "show_earlier" in str(update[page.parts.chatbot][0])
+    update = await page.show_earlier(own, path[-1].id, update[page.parts.span], asks(me))
+    assert len(update[page.parts.chatbot]) == 100
+    update = await page.show_version(own, event(id=path[10].id, step=0), asks(me))
+    assert path[10].content in str(update[page.parts.chatbot])
+    update = await page.show_earlier(own, path[-1].id, "1000", asks(me))
+    assert len(update[page.parts.chatbot]) == 200
+    assert "show_earlier" not in str(update[page.parts.chatbot][0])

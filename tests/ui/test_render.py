@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from app.ui import pages, shell
-from app.ui.render import chat_message, conversation_list, notice, stats_parts, undo_toast
+from app.ui.footer import stats_parts
+from app.ui.render import chat_message, notice, undo_toast
+from app.ui.sidebar import conversation_list
 from db.views import ConversationView, MessageView
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
@@ -109,13 +111,18 @@ def test_an_empty_reply_has_only_its_footer() -> None:
         footer(message(status="error", error=EVIL)),
         conversation_list([conversation(title=EVIL, id=EVIL)], EVIL),
         conversation_list([], "", EVIL),
+        conversation_list([], EVIL, archived=[conversation(title=EVIL, id=EVIL, archived_at=1)]),
         notice(EVIL),
         undo_toast(conversation(title=EVIL)),
         shell.account_row(EVIL, is_admin=True),
-        shell.top_bar(EVIL),
+        shell.top_bar(EVIL, EVIL),
+        str(chat_message(message(content=f"<think>{EVIL}"))["content"][0]["value"]),
         shell.engine_banner("failed", EVIL),
         pages.login_page(EVIL, name=EVIL).partition("<form")[2],
-        pages.setup_page(EVIL, name=EVIL, needs_key=True).partition("<form")[2],
+        pages.setup_page(EVIL, name=EVIL, key=EVIL).partition("<form")[2],
+        pages.invite_page(EVIL, EVIL, name=EVIL).partition("<form")[2],
+        pages.reset_page(EVIL, EVIL).partition("<form")[2],
+        pages.spent_page(EVIL).partition("<form")[2],
     ],
 )
 def test_nothing_written_becomes_markup(html: str) -> None:
@@ -148,12 +155,22 @@ def test_the_banner_promises_no_more_than_a_drain_does() -> None:
 
 
 def test_setup_asks_for_the_key_only_when_needed() -> None:
-    assert 'name="key"' not in pages.setup_page()
-    assert 'name="key"' in pages.setup_page(needs_key=True)
+    assert '<label for="key"' in pages.setup_page()
+    assert '<label for="key"' not in pages.setup_page(key="from the link")
+    assert '<input type="hidden" name="key" value="from the link">' in pages.setup_page(key="from the link")
     assert 'minlength="8"' in pages.setup_page()
 
 
-@pytest.mark.parametrize("page", [pages.login_page("no"), pages.setup_page("no", needs_key=True)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pages.login_page("no"),
+        pages.setup_page("no"),
+        pages.invite_page("token", "no"),
+        pages.reset_page("token", "no"),
+        pages.spent_page("no"),
+    ],
+)
 def test_pages_fetch_nothing_and_label_everything(page: str) -> None:
     assert not re.search(r'(?:src|href)="(?!data:)', page)
     assert "@import" not in page

@@ -1,8 +1,10 @@
 // Runs once, when the page's shell is on screen. `element` is the shell, `trigger` sends an event to the server.
 // Everything clickable of ours carries data-act; one listener serves the list, the footers and the dialogs.
+// The files menu.js, thread.js and forms.js follow in the same scope and add to `here`.
 
 const SERVER_ACTS = [
-  "open_chat", "new_chat", "rename_chat", "delete_chat", "restore_chat", "show_version", "regenerate_reply",
+  "open_chat", "new_chat", "rename_chat", "delete_chat", "restore_chat", "archive_chat", "unarchive_chat",
+  "show_version", "regenerate_reply", "continue_reply", "show_earlier", "refresh",
 ];
 const body = document.body;
 const narrow = matchMedia("(max-width: 860px)");
@@ -16,6 +18,13 @@ function setNav(open) {
 function setTheme(dark) {
   body.classList.toggle("dark", dark);
   document.documentElement.classList.toggle("dark", dark);
+}
+
+// Gradio draws its parts one after another: `then` gets an element once it is there.
+function whenThere(selector, then) {
+  const found = document.querySelector(selector);
+  if (found) then(found);
+  else requestAnimationFrame(() => whenThere(selector, then));
 }
 
 function composer() {
@@ -32,6 +41,7 @@ systemDark.addEventListener("change", applyTheme);
 applyTheme();
 setNav(!narrow.matches);
 narrow.addEventListener("change", () => setNav(!narrow.matches));
+document.getElementById("tc-skeleton")?.remove();
 
 const here = {
   toggle_nav() {
@@ -45,20 +55,6 @@ const here = {
   dismiss(target) {
     target.closest(".tc-notice").remove();
   },
-  ask_rename(target) {
-    const box = dialog("rename");
-    box.dataset.id = target.dataset.id;
-    const field = box.querySelector("input");
-    field.value = target.dataset.title;
-    box.showModal();
-    field.select();
-  },
-  ask_delete(target) {
-    const box = dialog("delete");
-    box.dataset.id = target.dataset.id;
-    box.querySelector("b").textContent = target.dataset.title;
-    box.showModal();
-  },
   cancel(target) {
     target.closest("dialog").close();
   },
@@ -67,34 +63,25 @@ const here = {
 document.addEventListener("click", (event) => {
   const target = event.target.closest("[data-act]");
   // Rendered messages live in .md: whatever a model writes there is never one of our buttons.
-  if (!target || target.closest(".md")) return;
+  if (!target || target.closest(".md, .tc-thoughts")) return;
   const act = target.dataset.act;
-  if (here[act]) {
+  if (Object.hasOwn(here, act)) {
     here[act](target);
   } else if (SERVER_ACTS.includes(act)) {
+    if (target.closest("#tc-menu")) hideMenu();
     trigger(act, { id: target.dataset.id ?? "", step: Number(target.dataset.step ?? 0) });
-    if (act === "restore_chat") target.closest(".tc-toast").remove();
+    target.closest(".tc-toast")?.remove();
     if (narrow.matches && (act === "open_chat" || act === "new_chat")) setNav(false);
     if (!narrow.matches && act === "new_chat") composer()?.focus();
   }
 });
 
-for (const name of ["rename", "delete"]) {
-  const box = dialog(name);
-  box.addEventListener("submit", () => {
-    if (name === "rename") {
-      trigger("rename_chat", { id: box.dataset.id, title: box.querySelector("input").value });
-    } else {
-      trigger("delete_chat", { id: box.dataset.id });
-    }
-  });
-  box.addEventListener("click", (event) => {
-    if (event.target === box) box.close();
-  });
-}
-
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && narrow.matches) setNav(false);
+  if (event.key !== "Escape" || event.defaultPrevented) return;
+  if (element.querySelector("dialog[open], :popover-open")) return;
+  if (narrow.matches && body.classList.contains("tc-nav-open")) return void setNav(false);
+  const cancel = document.querySelector('#tc-chat .message-row:has(textarea) + .message-buttons [aria-label="Cancel"]');
+  (cancel ?? document.querySelector("#tc-composer .stop-button"))?.click();
 });
 document.addEventListener("click", (event) => {
   // On a narrow screen the page beside the open sidebar is dimmed: a click there closes it.

@@ -1,0 +1,1 @@
+"""OpenAI's API: its requests checked, its answers built. The routes are in `app.routes`."""
