@@ -89,7 +89,8 @@ def test_documents_name_commands_of_the_app_that_exist() -> None:
     for document in documents():
         for code in code_in(document):
             # Not what follows the service of the same name in `docker compose exec`.
-            for words in re.findall(r"(?<!exec )\btangram-chat ([a-z]+(?: [a-z]+)?.*)", code):
+            code = re.sub(r"docker compose (?:exec|run|logs)\b.*? tangram-chat\b", "", code)
+            for words in re.findall(r"\btangram-chat ([a-z]+(?: [a-z]+)?.*)", code):
                 where = f"{document.name}: tangram-chat {words}"
                 first, *rest = words.split("#")[0].split()
                 command = f"{first} {rest[0]}" if first == "user" and rest and rest[0] != "..." else first

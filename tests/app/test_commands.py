@@ -137,6 +137,22 @@ async def test_without_the_app(settings: Settings, run: Run, tmp_path: Path) -> 
     assert not list(settings.database_path.parent.glob("*.restoring*"))
 
 
+async def test_moving_to_another_host(
+    settings: Settings, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup from a disk that is carried over, before the first start there; again changes nothing."""
+    async with running_product(settings):
+        assert (await on(run, "backup", tmp_path / "disk"))[0] == 0
+    (copy,) = (tmp_path / "disk").iterdir()
+    copy.chmod(0o400)
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path / "other" / "host"))
+    assert await on(run, "restore", copy) == (0, f"restored from {copy}\n")
+    assert NAME in (await on(run, "user", "list"))[1]
+    code, said = await on(run, "restore", copy)
+    assert (code, "kept at" in said) == (0, True)
+    assert NAME in (await on(run, "user", "list"))[1]
+
+
 def test_where_there_is_nothing(run: Run, tmp_path: Path) -> None:
     for arguments in (
         ["backup"],
