@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from app import bundled_model
+from tests import leftovers
+
+WATCHER = pytest.StashKey[tuple["subprocess.Popen[bytes]", str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[WATCHER] = leftovers.watch()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if WATCHER in config.stash:
+        watcher, mark = config.stash[WATCHER]
+        leftovers.end_all(mark)
+        watcher.kill()
+        watcher.wait()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.leftovers import alive, kill_session
 from tests.tree import ROOT
 
 # Stands in for a Python: notes what it is asked, makes a venv that holds itself, and finds nothing missing.
@@ -142,15 +143,6 @@ def stand_in_for_pytest(tree: Tree, body: str) -> None:
     python.chmod(0o755)
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state != "Z"
-
-
 def test_the_test_runner_ends_what_the_tests_left_running(tree: Tree) -> None:
     leave = "setsid sleep 600 </dev/null >/dev/null 2>&1 & echo $! >left"
     stand_in_for_pytest(tree, f"{leave}; printf '%s' \"$TANGRAM_HOME\" >home; exit 3")
@@ -173,10 +165,14 @@ def test_the_test_runner_passes_an_interrupt_on(tree: Tree) -> None:
     runner = subprocess.Popen(
         ["scripts/run_tests.sh"], cwd=tree.root, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert runner.stdout is not None
-    assert runner.stdout.readline() == "running\n"
-    os.killpg(runner.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
-    assert runner.communicate(timeout=60)[0] == "torn down\n"
+    try:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == "running\n"
+        os.killpg(runner.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
+        assert runner.communicate(timeout=60)[0] == "torn down\n"
+    finally:
+        kill_session(runner.pid)
+        runner.wait()
     assert runner.returncode == 130
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from app.factory import create_app
+from app.guardian import die_with_parent
 from app.settings import Settings
 
 
@@ -29,6 +30,7 @@ def main() -> None:
         settings = Settings(home=Path(home), model=model, engine_url=engine_url, port=int(line))
         child = os.fork()
         if child == 0:
+            die_with_parent()
             serve(settings)
             os._exit(0)
         print(child, flush=True)

@@ -22,6 +22,7 @@ from app.managed_engine import free_port
 from tests.app.conftest import PASSWORD, eventually
 from tests.app.test_supervisor import alive
 from tests.fake_engine import LOREM
+from tests.leftovers import kill_session
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP_KEY = "key of the tests' first account"
@@ -79,8 +80,8 @@ async def start(home: Path, model: Path, *before: str, **environment: str) -> As
     try:
         yield running
     finally:
-        if process.returncode is None:
-            process.kill()
+        # All of its session: an init that is killed, a shell or a terminal leaves the app behind.
+        await asyncio.to_thread(kill_session, process.pid)
         await process.wait()
         await pump
 

@@ -25,6 +25,7 @@ from benchmarks.accuracy.report import bars_of, report, summary
 from benchmarks.accuracy.run import Model, Options, Runner, slots_of
 from tangram.errors import ProfileError
 from tangram.profile import Profile
+from tests.leftovers import kill_session
 from tests.tangram.calibrated import made_profile
 from tests.tiny_models import random_llama
 from tests.tree import ROOT
@@ -326,14 +327,18 @@ def test_a_run_that_is_stopped_ends_its_children(tiny: tuple[Path, Path], tmp_pa
 
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        command_line, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        command_line, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        end = time.monotonic() + 60
-        while not workers() and time.monotonic() < end:
-            time.sleep(0.1)
-        assert len(workers()) == 1
-        process.terminate()
-        assert "goes on here" in process.communicate(timeout=60)[1]
+        try:
+            end = time.monotonic() + 60
+            while not workers() and time.monotonic() < end:
+                time.sleep(0.1)
+            assert len(workers()) == 1
+            process.terminate()
+            assert "goes on here" in process.communicate(timeout=60)[1]
+        except BaseException:
+            kill_session(process.pid)  # which `with` would wait for
+            raise
     assert workers() == []
 
 

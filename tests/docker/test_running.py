@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -17,7 +17,8 @@ import pytest
 
 from app.managed_engine import free_port
 from tests.app.conftest import eventually
-from tests.app.test_process import Running, begin, ready, signed_in, start
+from tests.app.test_process import begin, ready, signed_in, start
+from tests.leftovers import kill_session, session_of
 from tests.tree import ROOT
 
 DOCKER = ROOT / "docker"
@@ -31,17 +32,6 @@ def health(url: str) -> int:
     return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
 
 
-@contextlib.asynccontextmanager
-async def stopped(running: Running) -> AsyncIterator[None]:
-    """Ends it gently: a killed init would leave the app behind."""
-    try:
-        yield
-    finally:
-        if running.process.returncode is None:
-            running.process.terminate()
-            await running.process.wait()
-
-
 @pytest.mark.skipif(shutil.which("tini") is None, reason="no tini here (Debian: package tini)")
 async def test_the_container_s_command_gets_healthy_and_stops_with_its_replies_settled(
     tmp_path: Path, bundled_model_dir: Path
@@ -49,22 +39,22 @@ async def test_the_container_s_command_gets_healthy_and_stops_with_its_replies_s
     # A test's init is not process 1: -s lets it look after orphans all the same.
     init = ("tini", "-s", "--", str(DOCKER / "entrypoint.sh"))
     home = tmp_path / "home"
-    async with start(home, bundled_model_dir, *init) as first, stopped(first):
-        assert health(first.url) == 1
-        await ready(first)
-        assert await asyncio.to_thread(health, first.url) == 0
-        async with signed_in(first) as http:
+    async with start(home, bundled_model_dir, *init) as running:
+        assert await asyncio.to_thread(health, running.url) == 1
+        await ready(running)
+        assert await asyncio.to_thread(health, running.url) == 0
+        async with signed_in(running) as http:
             _, reply = await begin(http)
-            first.process.send_signal(signal.SIGTERM)
+            running.process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(STOP_SECONDS):
-                assert await first.process.wait() == 0
-        assert health(first.url) == 1
-    async with start(home, bundled_model_dir, *init) as second, stopped(second):
-        await ready(second)
-        async with signed_in(second) as http:
-            stored = (await http.get(f"/api/replies/{reply}")).json()
-        assert stored["status"] == "interrupted"
-        assert len(stored["content"]) > 400
+                assert await running.process.wait() == 0
+        assert session_of(running.process.pid) == [], "the init took all with it"
+        assert await asyncio.to_thread(health, running.url) == 1
+    with closing(sqlite3.connect(home / "db" / "chat.sqlite3")) as opened:
+        query = "SELECT status, length(content) FROM messages WHERE id = ?"
+        ((status, length),) = opened.execute(query, [reply]).fetchall()
+    assert status == "interrupted"  # which the next start goes on with
+    assert length > 400
 
 
 async def test_the_preflight_s_code_is_the_container_s(tmp_path: Path) -> None:
@@ -106,8 +96,9 @@ async def test_the_proxy_passes_streams_on_at_once_and_overwrites_forwarded_head
         "TANGRAM_UPSTREAM": f"127.0.0.1:{behind.sockets[0].getsockname()[1]}",
     }
     command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(DOCKER / "caddy" / "Caddyfile")]
+    quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        *command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
     )
     try:
 
@@ -136,7 +127,7 @@ async def test_the_proxy_passes_streams_on_at_once_and_overwrites_forwarded_head
         assert "203.0.113.7" not in told[-1]
     finally:
         go_on.set()
-        process.terminate()
+        await asyncio.to_thread(kill_session, process.pid)
         await process.wait()
         behind.close()
         await behind.wait_closed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from tangram.config import TangramConfig
 from tangram.errors import EngineRejected
 from tangram.predict import predict
 from tangram.profile import ModelShape, Profile
+from tests.leftovers import kill_session
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -83,17 +85,18 @@ def served(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     }
     log = folder / "engine.log"
     with log.open("w") as output:
-        engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        engine = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
     try:
         asyncio.run(until_ready(f"http://127.0.0.1:{port}", engine, log))
         yield Served(f"http://127.0.0.1:{port}", config)
     finally:
         engine.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             engine.wait(60)
-        except subprocess.TimeoutExpired:
-            engine.kill()
-            engine.wait()
+        kill_session(engine.pid)
+        engine.wait()
 
 
 async def until_ready(url: str, engine: subprocess.Popen[bytes], log: Path) -> None:

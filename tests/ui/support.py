@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from tests.leftovers import kill_session
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +71,7 @@ def free_port() -> int:
 
 @dataclass
 class Product:
-    """`python -m app` in its own process group and data directory."""
+    """`python -m app` in its own session and data directory."""
 
     home: Path
     port: int
@@ -109,17 +111,14 @@ class Product:
         eventually(ready, ready_seconds, f"the product is ready; its log ends:\n{self.log[-3000:]}")
 
     def kill(self, sign: signal.Signals = signal.SIGTERM) -> None:
-        """End the app with a signal and wait for it; what is left of its group is killed."""
+        """End the app with a signal and wait for it; what is left of its session is killed."""
         if self.process is None:
             return
         self.process.send_signal(sign)
         try:
             self.process.wait(30)
         finally:
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill_session(self.process.pid)
             self.process.wait()
             self.process = None
 
