@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CONFIGURATION
     with listening:
         try:
-            settings = prepare(settings, _say)
+            settings = prepare(settings, _teller(settings))
         except PreflightFailed as error:
             return error.code
         return _serve(settings, listening)

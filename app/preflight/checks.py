@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from app.preflight.probes import Gpu, HubAnswer
@@ -17,14 +18,32 @@ LEAST_CAPABILITY = (8, 0)
 MOST_SKEW_SECONDS = 300.0
 
 
-def writable(folder: Path, user: int, error: str) -> Problem | None:
-    """The data directory."""
+def writable(folder: Path, user: int, error: tuple[int, str]) -> Problem | None:
+    """A directory of a volume."""
+    number, words = error
+    if not number:
+        return None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        advice = "make room on that disk"
+    elif number == errno.EROFS:
+        advice = "mount it so that it can be written, as the volumes of docker-compose.yml are"
+    else:
+        advice = f"give it to that user (chown -R {user} on the host)"
+    return Problem(
+        Code.NOT_WRITABLE,
+        f"{folder} cannot be written by user {user} ({words}): {advice}, or name another directory in "
+        "TANGRAM_HOME or the variable that leads there",
+    )
+
+
+def port_free(port: int, error: str) -> Problem | None:
+    """The port for Prometheus; the app's own is taken before all else."""
     if not error:
         return None
     return Problem(
-        Code.NOT_WRITABLE,
-        f"{folder} cannot be written by user {user} ({error}): give it to that user (chown -R {user} on the "
-        "host), or name another directory in TANGRAM_HOME",
+        Code.SETTING,
+        f"the metrics cannot be served on port {port}: {error}. Choose another one with "
+        "TANGRAM_METRICS_PORT, or 0 for none",
     )
 
 
@@ -66,7 +85,7 @@ def gpu_recent(gpu: Gpu) -> Problem | None:
 
 def memory_free(gpu: Gpu, utilisation: float = UTILISATION) -> Problem | None:
     """Nobody else holds what vLLM wants; it refuses to start with less."""
-    if gpu.free >= gpu.total * utilisation:
+    if gpu.free >= gpu.total * utilisation:  # both 0 where the driver does not tell
         return None
     share = int(gpu.free / gpu.total * 100) / 100
     return Problem(

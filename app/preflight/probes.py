@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -12,14 +13,14 @@ from pathlib import Path
 
 import httpx
 
-_QUERY = "index,name,memory.total,memory.free,compute_cap,driver_version"
+_QUERY = "index,name,memory.total,memory.free,compute_cap,driver_version,uuid"
 _MIB = 1 << 20
 TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver describes it; memory in bytes."""
+    """A GPU as its driver describes it; memory in bytes, 0 where the driver does not tell."""
 
     index: int
     name: str
@@ -27,6 +28,7 @@ class Gpu:
     free: int
     capability: tuple[int, int]
     driver: str
+    uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,22 @@ class Host:
         except (OSError, subprocess.SubprocessError, ValueError):
             return []
 
-    def write_error(self, folder: Path) -> str:
-        """Why nothing can be written there, "" if it can."""
+    def write_error(self, folder: Path) -> tuple[int, str]:
+        """Number and name of why nothing can be written there; 0 and "" if it can."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"x")
         except OSError as error:
-            return error.strerror or str(error)
+            return error.errno or -1, error.strerror or str(error)
+        return 0, ""
+
+    def port_error(self, port: int) -> str:
+        """Why nothing can listen on a port of all addresses, "" if it can."""
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
         return ""
 
     def user(self) -> int:
@@ -117,6 +127,11 @@ def _clock(date: str) -> float | None:
 
 
 def _gpu(line: str) -> Gpu:
-    index, name, total, free, capability, driver = (part.strip() for part in line.split(","))
+    index, name, total, free, capability, driver, uuid = (part.strip() for part in line.split(","))
     major, _, minor = capability.partition(".")
-    return Gpu(int(index), name, int(total) * _MIB, int(free) * _MIB, (int(major), int(minor)), driver)
+    return Gpu(int(index), name, _bytes(total), _bytes(free), (int(major), int(minor)), driver, uuid)
+
+
+def _bytes(mib: str) -> int:
+    """A card that shares the host's memory says [N/A]."""
+    return int(mib) * _MIB if mib.isdigit() else 0

@@ -7,8 +7,10 @@ from enum import IntEnum
 
 
 class Code(IntEnum):
-    """Exit codes of `python -m app`, beside 0 (a wanted end), 1 (failed) and 2 (a setting, a taken port)."""
+    """Exit codes of `python -m app`, beside 0 (a wanted end) and 1 (failed)."""
 
+    SETTING = 2
+    """Also of what is found before: a setting that cannot be read, the app's own port taken."""
     NOT_WRITABLE = 10
     NO_GPU = 11
     DRIVER_TOO_OLD = 12

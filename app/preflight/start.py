@@ -25,6 +25,9 @@ LARGE_CARD = 22 * GIB
 DEFAULT_LENGTH = 32768
 """Greatest length of a conversation with a model that was chosen here, where it fits."""
 
+CACHES = ("HF_HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")
+"""Variables that name directories for what is downloaded, and for what is compiled."""
+
 Say = Callable[[str], None]
 
 
@@ -38,11 +41,20 @@ def prepare(
     host = host or Host()
     if settings.preflight == "off":
         return settings
-    problems = [checks.writable(settings.home, host.user(), host.write_error(settings.home))]
+    problems: list[Problem | None] = [
+        checks.writable(folder, host.user(), host.write_error(folder))
+        for folder in _written(settings, environment)
+    ]
+    if settings.metrics_port:
+        problems.append(checks.port_free(settings.metrics_port, host.port_error(settings.metrics_port)))
     hub: HubAnswer | None = None
-    if settings.expect_gpu and not settings.engine_url:
+    if settings.engine_url:
+        pass  # an engine that runs elsewhere has its own GPU and model
+    elif settings.expect_gpu:
         settings, found, hub = _for_gpu(settings, say, host, environment)
         problems += found
+    else:
+        hub = _ask_hub(settings.model, host, environment, problems)
     clock = hub.clock if hub else None
     problems.append(checks.clock_right(host.now(), host.last_write(settings.database_path), clock))
     real = [problem for problem in problems if problem is not None]
@@ -56,19 +68,18 @@ def prepare(
 def _for_gpu(
     settings: Settings, say: Say, host: Host, environment: Mapping[str, str]
 ) -> tuple[Settings, list[Problem | None], HubAnswer | None]:
-    gpus = host.gpus()
+    gpus = _visible(host.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
     if not gpus:
         return settings, [checks.gpu_visible(gpus)], None
     gpu = gpus[0]  # vLLM takes the first one that it sees
     asked = _engine_options(settings.engine_args)
     utilisation = asked.gpu_memory_utilization or UTILISATION
     problems = [checks.driver_recent(gpu), checks.gpu_recent(gpu), checks.memory_free(gpu, utilisation)]
-    if not settings.model:
+    if gpu.total and not settings.model:
         return *_choose(settings, gpu, utilisation, say, host, environment, problems), None
-    hub = None
-    if not Path(settings.model).expanduser().exists() and not host.downloaded(settings.model):
-        hub = host.hub(settings.model)
-        problems.append(checks.model_allowed(settings.model, hub, bool(environment.get("HF_TOKEN"))))
+    hub = _ask_hub(settings.model, host, environment, problems)
+    if not gpu.total or not settings.model:  # the card shares the host's memory: vLLM measures what there is
+        return settings, problems, hub
     facts = None if hub and hub.state in ("gated", "missing") else _facts(settings.model)
     config = _config(environment)
     if facts and config and not asked.kv_cache_memory_bytes and asked.max_model_len != "auto":
@@ -76,6 +87,43 @@ def _for_gpu(
         if length or not asked.max_model_len:  # "32k" and the like are vLLM's to read
             problems.append(checks.memory_suffices(gpu, facts, config, length, utilisation))
     return settings, problems, hub
+
+
+def _written(settings: Settings, environment: Mapping[str, str]) -> list[Path]:
+    """Directories that are written: the data, and what may lie in volumes of their own."""
+    found = [settings.home]
+    if not settings.engine_url:
+        offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")
+        names = CACHES[1:] if offline else CACHES  # models that were carried here may lie read-only
+        found += [] if settings.model else [settings.models_dir]
+        found += [Path(environment[name]) for name in names if environment.get(name)]
+    return list(dict.fromkeys(found))
+
+
+def _visible(gpus: list[Gpu], asked: str | None) -> list[Gpu]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; nvidia-smi shows all. What cannot be read here,
+    such as a part of a card, is left to vLLM."""
+    if asked is None:
+        return gpus
+    found = []
+    for word in asked.split(","):
+        name = word.strip()
+        one = [gpu for gpu in gpus if name == str(gpu.index) or (name and gpu.uuid.startswith(name))]
+        if not one:  # CUDA too ends at the first that is none
+            break
+        found += one[:1]
+    return gpus if not found and asked.startswith("MIG-") else found
+
+
+def _ask_hub(
+    model: str, host: Host, environment: Mapping[str, str], problems: list[Problem | None]
+) -> HubAnswer | None:
+    """What the hub says of a model that is not here; None where it need not be asked."""
+    if not model or Path(model).expanduser().exists() or host.downloaded(model):
+        return None
+    answer = host.hub(model)
+    problems.append(checks.model_allowed(model, answer, bool(environment.get("HF_TOKEN"))))
+    return answer
 
 
 def _choose(

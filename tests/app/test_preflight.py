@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -30,7 +33,8 @@ class Pretended(Host):
     """A host as a test describes it."""
 
     found: list[Gpu] = field(default_factory=lambda: [A100])
-    unwritable: str = ""
+    unwritable: dict[str, tuple[int, str]] = field(default_factory=dict)
+    taken: str = ""
     written: float = 0.0
     answer: HubAnswer = field(default_factory=lambda: HubAnswer("ok", NOW))
     here: bool = False
@@ -39,8 +43,11 @@ class Pretended(Host):
     def gpus(self) -> list[Gpu]:
         return self.found
 
-    def write_error(self, folder: Path) -> str:
-        return self.unwritable
+    def write_error(self, folder: Path) -> tuple[int, str]:
+        return self.unwritable.get(str(folder), (0, ""))
+
+    def port_error(self, port: int) -> str:
+        return self.taken
 
     def user(self) -> int:
         return 10001
@@ -57,6 +64,10 @@ class Pretended(Host):
     def hub(self, model: str) -> HubAnswer:
         self.asked.append(model)
         return self.answer
+
+
+def unwritable(folder: str, number: int) -> Pretended:
+    return Pretended(unwritable={folder: (number, os.strerror(number))})
 
 
 def settings(**values: object) -> Settings:
@@ -84,7 +95,11 @@ def test_a_host_that_fits_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("host", "code", "words"),
     [
-        (Pretended(unwritable="Permission denied"), Code.NOT_WRITABLE, "chown -R 10001"),
+        (unwritable("/data", errno.EACCES), Code.NOT_WRITABLE, "chown -R 10001"),
+        (unwritable("/data", errno.ENOSPC), Code.NOT_WRITABLE, "make room"),
+        (unwritable("/cache/hf", errno.EROFS), Code.NOT_WRITABLE, "/cache/hf cannot be written"),
+        (unwritable("/cache", errno.EROFS), Code.NOT_WRITABLE, "mount it so"),
+        (Pretended(taken="Address already in use"), Code.SETTING, "TANGRAM_METRICS_PORT"),
         (Pretended(found=[]), Code.NO_GPU, "NVIDIA Container Toolkit"),
         (Pretended(found=[replace(A100, driver="550.54.14")]), Code.DRIVER_TOO_OLD, "580 or newer"),
         (Pretended(found=[replace(A100, capability=(7, 5))]), Code.GPU_TOO_OLD, "compute capability 7.5"),
@@ -96,8 +111,16 @@ def test_a_host_that_fits_is_left_alone() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said_with_a_code_of_its_own(host: Host, code: Code, words: str) -> None:
-    found, text = refusal(host, settings())
+    where = {"HF_HOME": "/cache/hf", "XDG_CACHE_HOME": "/cache"}
+    found, text = refusal(host, settings(metrics_port=9400), **where)
     assert (found, words in text) == (code, True), text
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    table = text.split("## Before the start")[1].split("\n## ")[0]
+    documented = [int(found) for found in re.findall(r"^\| (\d+) \|", table, flags=re.M)]
+    assert documented == [0, 1, *sorted(Code)]
 
 
 def test_a_length_that_fits_is_suggested_and_then_accepted() -> None:
@@ -125,7 +148,8 @@ def test_a_token_that_is_not_enough_is_told_apart() -> None:
 
 def test_all_problems_are_said_and_the_first_one_gives_the_code() -> None:
     said: list[str] = []
-    host = Pretended(unwritable="Read-only file system", found=[])
+    host = unwritable("/data", errno.EROFS)
+    host.found = []
     with pytest.raises(PreflightFailed) as failed:
         prepare(settings(), said.append, host, {})
     assert (failed.value.code, len(said)) == (Code.NOT_WRITABLE, 2)
@@ -140,11 +164,60 @@ def test_warn_only_says_it_and_off_does_not_look() -> None:
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("given", [{"expect_gpu": False}, {"engine_url": "http://127.0.0.1:1"}])
-def test_without_a_gpu_engine_of_ours_no_gpu_is_asked_for(given: dict[str, object]) -> None:
-    host = Pretended(found=[])
-    assert prepare(settings(**given), print, host, {})
+def test_an_engine_elsewhere_has_its_own_gpu_model_and_caches() -> None:
+    host = unwritable("/cache", errno.EROFS)
+    host.found, host.answer = [], HubAnswer("gated")
+    given = settings(engine_url="http://127.0.0.1:1")
+    assert prepare(given, print, host, {"XDG_CACHE_HOME": "/cache"}) == given
     assert host.asked == []
+
+
+def test_without_a_gpu_the_model_and_the_clock_are_still_looked_at() -> None:
+    given = settings(expect_gpu=False)
+    assert prepare(given, print, Pretended(found=[]), {}) == given
+    assert refusal(Pretended(found=[], answer=HubAnswer("gated")), given)[0] == Code.GATED_MODEL
+    assert refusal(Pretended(found=[], answer=HubAnswer("ok", NOW + 900)), given)[0] == Code.CLOCK
+
+
+def test_models_that_were_carried_here_may_lie_read_only() -> None:
+    host = unwritable("/models", errno.EROFS)
+    host.here = True
+    assert prepare(settings(), print, host, {"HF_HOME": "/models", "HF_HUB_OFFLINE": "1"})
+    assert refusal(host, settings(), HF_HOME="/models")[0] == Code.NOT_WRITABLE
+    bundled = unwritable("/data/models", errno.EROFS)
+    assert prepare(settings(expect_gpu=False), print, bundled, {})
+    assert refusal(bundled, settings(expect_gpu=False, model=""))[0] == Code.NOT_WRITABLE
+
+
+OLD = replace(A100, capability=(7, 0), index=1, uuid="GPU-1b2c")
+
+
+@pytest.mark.parametrize(
+    ("visible", "code"),
+    [
+        (None, None),
+        ("0,1", None),
+        ("1,0", Code.GPU_TOO_OLD),
+        ("GPU-1b", Code.GPU_TOO_OLD),
+        ("", Code.NO_GPU),
+        ("-1", Code.NO_GPU),
+        ("7,0", Code.NO_GPU),
+        ("MIG-1", None),
+    ],
+)
+def test_the_gpu_that_the_engine_will_see_is_looked_at(visible: str | None, code: Code | None) -> None:
+    host = Pretended(found=[A100, OLD])
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    if code is None:
+        assert prepare(settings(), print, host, environment) == settings()
+    else:
+        assert refusal(host, settings(), **environment)[0] == code
+
+
+@pytest.mark.parametrize("model", ["", "Qwen/Qwen3-4B-Instruct-2507"])
+def test_a_card_that_shares_the_host_s_memory_is_left_to_vllm(model: str) -> None:
+    host = Pretended(found=[replace(A100, total=0, free=0)])
+    assert prepare(settings(model=model), print, host, {}) == settings(model=model)
 
 
 def test_a_downloaded_model_needs_no_hub() -> None:
@@ -189,11 +262,14 @@ def test_without_a_hub_the_bundled_model_is_served() -> None:
 
 def test_gpus_are_read_from_the_driver_s_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771, 143256, 9.0, 580.95.05'\n")
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771, 143256, 9.0, 580.95.05, GPU-a1'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (gpu,) = Host().gpus()
     assert (gpu.name, gpu.total >> 20, gpu.capability) == ("NVIDIA H200", 143771, (9, 0))
+    assert gpu.uuid == "GPU-a1"
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A], 12.1, 580.95.05, GPU-a1'\n")
+    assert Host().gpus()[0].total == 0
     tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
     assert Host().gpus() == []
     tool.unlink()
@@ -202,10 +278,17 @@ def test_gpus_are_read_from_the_driver_s_tool(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_folder_is_tried_by_writing(tmp_path: Path) -> None:
-    assert Host().write_error(tmp_path / "new") == ""
+    assert Host().write_error(tmp_path / "new") == (0, "")
     (tmp_path / "file").write_text("")
-    assert Host().write_error(tmp_path / "file") != ""
+    assert Host().write_error(tmp_path / "file") == (errno.EEXIST, "File exists")
     assert Host().last_write(tmp_path / "missing") == 0.0
+
+
+def test_a_port_is_tried_by_listening() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert Host().port_error(port) == "Address already in use"
+    assert Host().port_error(port) == ""
 
 
 @contextmanager

@@ -62,7 +62,7 @@ async def test_the_preflight_s_code_is_the_container_s(tmp_path: Path) -> None:
     tools.mkdir()
     command = (str(DOCKER / "entrypoint.sh"),)
     path = f"{tools}:/usr/bin:/bin"
-    (tools / "nvidia-smi").write_text("#!/bin/sh\necho '0, T4, 15360, 15000, 7.5, 580.65.06'\n")
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho '0, T4, 15360, 15000, 7.5, 580.65.06, GPU-1'\n")
     (tools / "nvidia-smi").chmod(0o755)
     async with start(tmp_path / "home", tmp_path, *command, PATH=path, TANGRAM_EXPECT_GPU="1") as running:
         assert await running.process.wait() == 13
