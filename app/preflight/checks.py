@@ -47,6 +47,17 @@ def port_free(port: int, error: str) -> Problem | None:
     )
 
 
+def library_there(name: str, package: str, found: bool) -> Problem | None:
+    """A library that vLLM's build for the CPU loads, and without which it fails late and in odd words."""
+    if found:
+        return None
+    return Problem(
+        Code.MISSING_LIBRARY,
+        f"{name} is not on this system, and the engine needs it: install it (Debian and Ubuntu: apt-get "
+        f"install {package})",
+    )
+
+
 def gpu_visible(gpus: list[Gpu]) -> Problem | None:
     """There is a GPU at all."""
     if gpus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -72,6 +73,14 @@ class Host:
         except OSError as error:
             return os.strerror(error.errno) if error.errno else str(error)
         return ""
+
+    def has_library(self, name: str) -> bool:
+        """Whether the system's loader finds a shared library."""
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            return False
+        return True
 
     def user(self) -> int:
         """The user's number."""

@@ -18,6 +18,7 @@ class Code(IntEnum):
     TOO_LITTLE_MEMORY = 14
     GATED_MODEL = 15
     CLOCK = 16
+    MISSING_LIBRARY = 17
 
 
 @dataclass(frozen=True)

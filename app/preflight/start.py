@@ -25,6 +25,9 @@ LARGE_CARD = 22 * GIB
 DEFAULT_LENGTH = 32768
 """Greatest length of a conversation with a model that was chosen here, where it fits."""
 
+LIBRARY = ("libnuma.so.1", "libnuma1")
+"""What vLLM's build for the CPU wants of the system, and the package that has it."""
+
 CACHES = ("HF_HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")
 """Variables that name directories for what is downloaded, and for what is compiled."""
 
@@ -54,6 +57,8 @@ def prepare(
         settings, found, hub = _for_gpu(settings, say, host, environment)
         problems += found
     else:
+        if not settings.engine_command:
+            problems.append(checks.library_there(*LIBRARY, host.has_library(LIBRARY[0])))
         hub = _ask_hub(settings.model, host, environment, problems)
     clock = hub.clock if hub else None
     problems.append(checks.clock_right(host.now(), host.last_write(settings.database_path), clock))

@@ -4,7 +4,7 @@
 set -eu
 root=${1:-}
 if [ -z "$root" ]; then
-    useradd --system --uid 10001 --user-group --no-create-home --home-dir /data tangram
+    useradd --uid 10001 --user-group --no-create-home --home-dir /data tangram
 fi
 for folder in /data /data/cache /data/models; do
     mkdir -p "$root$folder"

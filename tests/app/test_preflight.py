@@ -35,6 +35,7 @@ class Pretended(Host):
     found: list[Gpu] = field(default_factory=lambda: [A100])
     unwritable: dict[str, tuple[int, str]] = field(default_factory=dict)
     taken: str = ""
+    libraries: bool = True
     written: float = 0.0
     answer: HubAnswer = field(default_factory=lambda: HubAnswer("ok", NOW))
     here: bool = False
@@ -48,6 +49,9 @@ class Pretended(Host):
 
     def port_error(self, port: int) -> str:
         return self.taken
+
+    def has_library(self, name: str) -> bool:
+        return self.libraries
 
     def user(self) -> int:
         return 10001
@@ -177,6 +181,16 @@ def test_without_a_gpu_the_model_and_the_clock_are_still_looked_at() -> None:
     assert prepare(given, print, Pretended(found=[]), {}) == given
     assert refusal(Pretended(found=[], answer=HubAnswer("gated")), given)[0] == Code.GATED_MODEL
     assert refusal(Pretended(found=[], answer=HubAnswer("ok", NOW + 900)), given)[0] == Code.CLOCK
+
+
+def test_the_cpu_build_s_library_is_looked_for() -> None:
+    bare = Pretended(libraries=False)
+    code, text = refusal(bare, settings(expect_gpu=False))
+    assert (code, "apt-get install libnuma1" in text) == (Code.MISSING_LIBRARY, True)
+    assert prepare(settings(), print, bare, {}) == settings()  # the CUDA build is not this one
+    assert prepare(settings(expect_gpu=False, engine_command="other"), print, bare, {})
+    assert Host().has_library("libc.so.6")
+    assert not Host().has_library("libnowhere.so.1")
 
 
 def test_models_that_were_carried_here_may_lie_read_only() -> None:

@@ -1,6 +1,5 @@
 """What the images are built from and run: Dockerfiles, entrypoint, health check, install script."""
 
-import fnmatch
 import http.server
 import os
 import re
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from app.preflight.start import LIBRARY
+from tests.docker.dockerfile import included, read
 from tests.tree import PROJECT, ROOT
 
 DOCKER = ROOT / "docker"
@@ -23,10 +24,11 @@ ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHO
 
 
 def instructions(name: str) -> list[tuple[str, str]]:
-    """(instruction, arguments) of a Dockerfile, continued lines joined, comments left out."""
-    lines = [line for line in (DOCKER / name).read_text().splitlines() if not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in joined.splitlines() if line]
+    """(instruction, arguments with their flags) of a Dockerfile."""
+    return [
+        (one.name, " ".join([*(f"--{flag}={value}" for flag, value in one.flags.items()), one.rest]))
+        for one in read(DOCKER / name)
+    ]
 
 
 def arguments_of(name: str, instruction: str) -> list[str]:
@@ -91,23 +93,16 @@ def test_it_has_a_health_check_and_one_port(name: str) -> None:
     assert arguments_of(name, "EXPOSE") == ["8000"]
 
 
+def test_the_cpu_image_has_the_library_that_the_preflight_looks_for() -> None:
+    packages = arguments_of("Dockerfile.cpu", "RUN")[-1].split(" && ")[0].split()
+    assert LIBRARY[1] in packages
+
+
 def test_the_folders_of_the_volumes_are_made(tmp_path: Path) -> None:
     subprocess.run([DOCKER / "steps" / "user.sh", tmp_path], check=True)
     made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert made == {"data", "data/cache", "data/models"}
     assert all(path.stat().st_mode & 0o777 == 0o700 for path in tmp_path.rglob("*"))
-
-
-def included(path: str) -> bool:
-    """Whether .dockerignore lets a path of the tree through to the builder."""
-    let_through = False
-    for rule in (ROOT / ".dockerignore").read_text().splitlines():
-        if rule and not rule.startswith("#"):
-            pattern = rule.removeprefix("!").removeprefix("**/")
-            parts = path.split("/")
-            if any(fnmatch.fnmatch(part, pattern) for part in (parts if "**/" in rule else parts[:1])):
-                let_through = rule.startswith("!")
-    return let_through
 
 
 @pytest.mark.parametrize("name", FILES)
