@@ -58,19 +58,15 @@ class Image:
 
 
 def enter(image: Image, command: Sequence[str]) -> list[str]:
-    """A command in an image's root, as its user, with its environment and in its directory."""
+    """A command in an image's root, as its user, with its environment and in its directory.
+
+    It is killed with its parent: what `unshare` arranges for that is undone by the change of user.
+    """
     pairs = [f"{name}={value}" for name, value in image.environment.items()]
     where = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(image.folder)]
-    return [
-        "chroot",
-        f"--userspec={image.ids()}",
-        str(image.root),
-        "/usr/bin/env",
-        "-i",
-        *pairs,
-        *where,
-        *command,
-    ]
+    bound = ["/usr/bin/setpriv", "--pdeathsig", "KILL"]
+    start = ["chroot", f"--userspec={image.ids()}", str(image.root), *bound, "/usr/bin/env", "-i"]
+    return [*start, *pairs, *where, *command]
 
 
 class Builder:
@@ -224,6 +220,8 @@ class Container:
         """The process that is the first one inside. Raises TimeoutError where there is none."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for _ in range(100):
+            if self.process.poll() is not None:
+                break
             if found := children.read_text().split():
                 return int(found[0])
             time.sleep(0.1)
