@@ -26,6 +26,7 @@ class Run:
         self._services = services
         self._job = Job("", "", "", sum(len(request.prompt) for request in requests))
         self._usages: list[Usage] = []
+        self._ended = False
         self._chunks = services.queue.stream(owner, self._read(engine, requests))
 
     @property
@@ -60,6 +61,10 @@ class Run:
         finally:
             await self._end(ended, failure)
 
+    async def aclose(self) -> None:
+        """Stop, if it has not ended."""
+        await self._end("stopped", None)
+
     async def _read(
         self, engine: EngineClient, requests: Sequence[CompletionRequest]
     ) -> AsyncGenerator[CompletionChunk, None]:
@@ -73,6 +78,9 @@ class Run:
 
     async def _end(self, status: str, failure: BaseException | None) -> None:
         await self._chunks.aclose()
+        if self._ended:
+            return
+        self._ended = True
         if is_engines_fault(failure):
             self._services.supervisor.check_now()
         self._job.usage = self.usage if self._usages else None
