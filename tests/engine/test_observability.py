@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -49,6 +50,7 @@ MODEL = {
 PROFILE = Profile(((0.1, 0.2), (0.3, 0.5), (0.7, 0.9)), ((0.05, 0.0),) * LAYERS)
 SETTINGS = {"retention": 0.4, "chunk": 64, "window": 32, "rewind": 32, "group_size": 4, "scorer": "keydiff"}
 KEY = "engine-key"
+POOL = 32 << 20
 PLANNED = ("retention", "chunk", "window", "group_size", "profile")
 
 
@@ -77,7 +79,7 @@ def served(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     command = [sys.executable, "-m", "tangram", "serve", str(model), *options]
     command += ["--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "float32", "--seed", "0"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
-    command += ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(32 << 20)]
+    command += ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(POOL)]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -242,29 +244,57 @@ async def test_the_key_guards_the_routes(served: Served) -> None:
         assert (await http.get("/metrics")).status_code == 200
 
 
-async def test_a_plan_predicts_the_pages_that_the_engine_holds(served: Served) -> None:
-    """`tangram plan` from the model's config.json alone, beside the running engine."""
+def planned(served: Served, *lengths: int) -> dict[str, Any]:
+    """What `tangram plan` says from the model's config.json alone, for the engine's cache and settings."""
     model = Path(str(served.config.profile)).parent / "model"
     options = [f"--{name.replace('_', '-')}={getattr(served.config, name)}" for name in PLANNED]
     command = [sys.executable, "-m", "tangram", "plan", "--model", str(model), *options, "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--kv-cache-gib", str(32 / 1024), "--json"]
+    command += ["--max-model-len", "1024", "--kv-cache-gib", str(POOL / 2**30), "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TANGRAM_REWIND": str(served.config.rewind)}
+    done = subprocess.run(
+        [*command, "--lengths", *map(str, lengths)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(done.stdout))
+
+
+async def test_a_plan_predicts_the_pages_that_the_engine_holds(served: Served) -> None:
     async with EngineClient(served.url, api_key=KEY) as client:
         await client.evict(everything=True)
         prompt = list(range(2000, 2300))
         prompt += await say(client, prompt, "dora", 8)
         memory = await client.memory()
         (row,) = memory["sequences"]
-        lengths = [str(row["tokens"]), "1024"]
-        done = subprocess.run(
-            [*command, "--lengths", *lengths], env=environment, capture_output=True, text=True, check=True
-        )
-        plan = json.loads(done.stdout)
+        predicted = planned(served, row["tokens"], 1024)["prediction"]
         preview = await client.preview(lengths=[row["tokens"], 1024])
-    predicted = plan["prediction"]
-    assert predicted["idle_pages_at"][lengths[0]] == row["pages"]
-    for name in ("geometry", "pages_at", "idle_pages_at", "full_bytes_at", "row_width"):
+    assert predicted["idle_pages_at"][str(row["tokens"])] == row["pages"]
+    for name in ("geometry", "pages_at", "idle_pages_at", "full_bytes_at", "row_width", "conversations_at"):
         assert predicted[name] == preview[name], name
-    # vLLM counts a page more, which it keeps for itself.
-    page = memory["pool"]["page_bytes"]
-    assert (32 << 20) // page - memory["pool"]["total_pages"] in (0, 1)
+    assert memory["pool"]["total_pages"] == POOL // memory["pool"]["page_bytes"] - 1
+
+
+async def test_as_many_conversations_fit_as_a_plan_says_and_not_one_more(served: Served) -> None:
+    tokens = 1000
+    fit = planned(served, tokens)["prediction"]["conversations_at"][str(tokens)]
+    assert 5 < fit < 60
+    async with EngineClient(served.url, api_key=KEY) as client:
+        await client.evict(everything=True)
+        before = await metrics(client)
+
+        async def evicted() -> float:
+            return (await metrics(client))["tangram_evictions_total"] - before["tangram_evictions_total"]
+
+        async def converse(number: int) -> None:
+            prompt = [1000 + number, *range(3000, 3000 + tokens - 8)]
+            await say(client, prompt, f"guest {number}", 8)  # the last sampled token is never fed
+
+        for number in range(fit):
+            await converse(number)
+        held = (await client.memory())["sequences"]
+        assert [row["tokens"] for row in held] == [tokens] * fit
+        assert await evicted() == 0
+        await converse(fit)
+        assert await evicted() == 1
