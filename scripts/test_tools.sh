@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes sure that the tests have what does not come from Python packages: Chromium, and docker-compose if it can be had.
+# Makes sure that the tests have what does not come from Python packages: Chromium, and if they can be had
+# docker-compose, tini and caddy.
 set -euo pipefail
 
 say() { printf '==> %s\n' "$*" >&2; }
@@ -27,4 +28,13 @@ fi
 if ! docker compose version >/dev/null 2>&1 && ! command -v docker-compose >/dev/null && can_install; then
     say "Installing docker-compose for the test of docker-compose.yml"
     apt_install docker-compose || say "docker-compose could not be installed: that one check is skipped"
+fi
+if ! command -v tini >/dev/null && can_install; then
+    say "Installing tini for the test of the container's command"
+    apt_install tini || say "tini could not be installed: that one check is skipped"
+fi
+# Where systemd runs, the package would start a server on port 80.
+if ! command -v caddy >/dev/null && can_install && [ ! -d /run/systemd/system ]; then
+    say "Installing caddy for the test of the proxy"
+    apt_install caddy || say "caddy could not be installed: that one check is skipped"
 fi
