@@ -119,10 +119,31 @@ def memory_suffices(
             f"{name} needs about {(spent.weights + spent.working) / GIB:.1f} GiB before any conversation, "
             f"and {spent.usable / GIB:.1f} GiB of {gpu.name} can be used: choose a smaller model with MODEL",
         )
-    plan = make_plan(facts, config, spent.pool, length)
+    return _longest_fits(gpu.name, facts, config, length, spent.pool)
+
+
+def host_memory_suffices(
+    available: int, cache: int, facts: ModelFacts, config: TangramConfig, length: int | None
+) -> Problem | None:
+    """The same on a CPU: the weights, beside them the engine's cache, and in it one conversation."""
+    name = facts.shape.name
+    if facts.weight_bytes + cache > available:
+        return Problem(
+            Code.TOO_LITTLE_MEMORY,
+            f"{name} needs about {facts.weight_bytes / GIB:.1f} GiB and its cache {cache / GIB:.1f}, and "
+            f"this host has {available / GIB:.1f} GiB free: choose a smaller model with MODEL, or fewer GiB "
+            "of cache in VLLM_CPU_KVCACHE_SPACE",
+        )
+    return _longest_fits("this host", facts, config, length, cache)
+
+
+def _longest_fits(
+    place: str, facts: ModelFacts, config: TangramConfig, length: int | None, pool: int
+) -> Problem | None:
+    plan = make_plan(facts, config, pool, length)
     if plan.fits:
         return None
-    fit = length_that_fits(facts, config, spent.pool, plan.max_model_len)
+    fit = length_that_fits(facts, config, pool, plan.max_model_len)
     advice = (
         f"add --max-model-len {fit} to TANGRAM_ENGINE_ARGS, or lower TANGRAM_RETENTION"
         if fit
@@ -130,8 +151,8 @@ def memory_suffices(
     )
     return Problem(
         Code.TOO_LITTLE_MEMORY,
-        f"beside {name}, {gpu.name} has about {spent.pool / GIB:.1f} GiB for conversations, and one of the "
-        f"greatest length ({plan.max_model_len:,} tokens) does not fit: {advice}",
+        f"beside {facts.shape.name}, {place} has about {pool / GIB:.1f} GiB for conversations, and one of "
+        f"the greatest length ({plan.max_model_len:,} tokens) does not fit: {advice}",
     )
 
 

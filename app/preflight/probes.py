@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from tangram.host import available_memory, cpu_cache_bytes
+
 _QUERY = "index,name,memory.total,memory.free,compute_cap,driver_version,uuid"
 _MIB = 1 << 20
 TIMEOUT_SECONDS = 10.0
@@ -81,6 +83,10 @@ class Host:
         except OSError:
             return False
         return True
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free for programs, and of those what an engine on the CPU takes for its cache."""
+        return available_memory(), cpu_cache_bytes()
 
     def user(self) -> int:
         """The user's number."""

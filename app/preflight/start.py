@@ -57,9 +57,10 @@ def prepare(
         settings, found, hub = _for_gpu(settings, say, host, environment)
         problems += found
     else:
+        hub = _ask_hub(settings.model, host, environment, problems)
         if not settings.engine_command:
             problems.append(checks.library_there(*LIBRARY, host.has_library(LIBRARY[0])))
-        hub = _ask_hub(settings.model, host, environment, problems)
+            problems.append(_memory_of_host(settings, host, environment, hub))
     clock = hub.clock if hub else None
     problems.append(checks.clock_right(host.now(), host.last_write(settings.database_path), clock))
     real = [problem for problem in problems if problem is not None]
@@ -87,11 +88,34 @@ def _for_gpu(
         return settings, problems, hub
     facts = None if hub and hub.state in ("gated", "missing") else _facts(settings.model)
     config = _config(environment)
-    if facts and config and not asked.kv_cache_memory_bytes and asked.max_model_len != "auto":
-        length = int(asked.max_model_len) if (asked.max_model_len or "").isdigit() else None
-        if length or not asked.max_model_len:  # "32k" and the like are vLLM's to read
-            problems.append(checks.memory_suffices(gpu, facts, config, length, utilisation))
+    if facts and config and not asked.kv_cache_memory_bytes and _length_is_clear(asked.max_model_len):
+        length = int(asked.max_model_len) if asked.max_model_len else None
+        problems.append(checks.memory_suffices(gpu, facts, config, length, utilisation))
     return settings, problems, hub
+
+
+def _memory_of_host(
+    settings: Settings, host: Host, environment: Mapping[str, str], hub: HubAnswer | None
+) -> Problem | None:
+    """Whether the model and a conversation fit without a GPU; the bundled model, which is small, does."""
+    asked = _engine_options(settings.engine_args)
+    given = environment.get("VLLM_CPU_KVCACHE_SPACE", "")
+    if not settings.model or asked.kv_cache_memory_bytes or not _length_is_clear(asked.max_model_len):
+        return None
+    if (hub and hub.state != "ok") or (given and not given.isdigit()):
+        return None
+    facts, config = _facts(settings.model), _config(environment)
+    if facts is None or config is None:
+        return None
+    available, cache = host.memory()
+    length = int(asked.max_model_len) if asked.max_model_len else None
+    cache = int(given) * GIB if given and int(given) else cache
+    return checks.host_memory_suffices(available, cache, facts, config, length)
+
+
+def _length_is_clear(asked: str | None) -> bool:
+    """Whether --max-model-len is left out or a number: "auto", "32k" and the like are vLLM's to read."""
+    return not asked or asked.isdigit()
 
 
 def _written(settings: Settings, environment: Mapping[str, str]) -> list[Path]:

@@ -36,6 +36,7 @@ class Pretended(Host):
     unwritable: dict[str, tuple[int, str]] = field(default_factory=dict)
     taken: str = ""
     libraries: bool = True
+    free: int = 256 * GIB
     written: float = 0.0
     answer: HubAnswer = field(default_factory=lambda: HubAnswer("ok", NOW))
     here: bool = False
@@ -52,6 +53,9 @@ class Pretended(Host):
 
     def has_library(self, name: str) -> bool:
         return self.libraries
+
+    def memory(self) -> tuple[int, int]:
+        return self.free, self.free // 4
 
     def user(self) -> int:
         return 10001
@@ -181,6 +185,25 @@ def test_without_a_gpu_the_model_and_the_clock_are_still_looked_at() -> None:
     assert prepare(given, print, Pretended(found=[]), {}) == given
     assert refusal(Pretended(found=[], answer=HubAnswer("gated")), given)[0] == Code.GATED_MODEL
     assert refusal(Pretended(found=[], answer=HubAnswer("ok", NOW + 900)), given)[0] == Code.CLOCK
+
+
+def test_memory_without_a_gpu() -> None:
+    given = settings(expect_gpu=False, engine_args="--max-model-len 8192")
+    laptop = Pretended(found=[], free=16 * GIB)
+    assert prepare(given, print, laptop, {}) == given
+    code, text = refusal(replace(laptop, free=8 * GIB), given)
+    assert (code, "needs about 7.5 GiB and its cache 2.0" in text) == (Code.TOO_LITTLE_MEMORY, True), text
+    code, text = refusal(laptop, settings(expect_gpu=False))  # 262,144 tokens
+    assert (code, "--max-model-len" in text) == (Code.TOO_LITTLE_MEMORY, True)
+    advice = text.split("add ")[1].split(" to TANGRAM_ENGINE_ARGS")[0]
+    assert prepare(settings(expect_gpu=False, engine_args=advice), print, laptop, {})
+    assert refusal(laptop, given, VLLM_CPU_KVCACHE_SPACE="12")[0] == Code.TOO_LITTLE_MEMORY
+    for left in ({"VLLM_CPU_KVCACHE_SPACE": "many"}, {}):
+        words = "" if left else "--kv-cache-memory-bytes 1000000"
+        assert prepare(settings(expect_gpu=False, engine_args=words), print, laptop, left), (
+            "the engine's to judge"
+        )
+    assert all(0 < size < 2**50 for size in Host().memory())
 
 
 def test_the_cpu_build_s_library_is_looked_for() -> None:
