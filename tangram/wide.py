@@ -18,7 +18,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from kernels import KernelError, RaggedLayout, ragged_append, ragged_attention, ragged_seal
+from kernels import KernelError, RaggedLayout, ragged_append_attention, ragged_seal
 from kernels.wide import Sequences, WidePlan, WideRequest, staging_room
 from tangram.seal_meter import SealMeter
 
@@ -219,12 +219,12 @@ class Layer:
 
         Args:
             tokens, rows: where they lie in the step and in its batch.
-            hints: the last arguments of :func:`kernels.ragged_attention`.
+            hints: the last arguments of :func:`kernels.ragged_append_attention`.
         """
         batch = (step.pool, step.rows[rows], query_start_loc, seq_lens, *self.heads, step.steps.layout)
-        ragged_append(self.key[tokens], self.value[tokens], *batch)
+        given = (self.out[tokens], self.query[tokens], self.key[tokens], self.value[tokens])
         how = (self.scoring.scale, self.scoring.sinks, self.scoring.soft_cap)
-        ragged_attention(self.out[tokens], self.query[tokens], *batch, *how, *hints)
+        ragged_append_attention(*given, *batch, *how, *hints)
 
 
 @dataclass(frozen=True)
