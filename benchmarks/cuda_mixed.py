@@ -164,7 +164,9 @@ def launch_sampler(work: Callable[[], Any]) -> Sampler:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["1+0", "1+15", "2+15", "4+15"], help="reading+decoding")
+    parser.add_argument(
+        "--cases", nargs="+", default=["1+0", "1+15", "2+15", "4+15"], help="reading+decoding"
+    )
     parser.add_argument("--history", type=int, default=6000, help="tokens of each request before the step")
     parser.add_argument("--retention", type=float, default=0.25, choices=list(SPREAD))
     parser.add_argument("--gib", type=float, default=40.0, help="GPU memory for the caches")
@@ -193,9 +195,16 @@ def main() -> None:
         for who in work:
             host, busy = times[who, "host"], times[who, "device"]
             print(f"{text:<18}{who:<8}{host:>9.1f}{busy:>9.1f}", flush=True)
-            rows.append({"reading": reading, "decoding": decoding, "engine": who, "host": host, "device": busy})
+            rows.append(
+                {"reading": reading, "decoding": decoding, "engine": who, "host": host, "device": busy}
+            )
     if arguments.json:
-        report = {"device": name, "retention": arguments.retention, "history": arguments.history, "cases": rows}
+        report = {
+            "device": name,
+            "retention": arguments.retention,
+            "history": arguments.history,
+            "cases": rows,
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
