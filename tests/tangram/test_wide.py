@@ -228,7 +228,7 @@ def test_on_a_gpu_flash_attention_agrees_with_our_own_kernels(
 
 
 @pytest.mark.parametrize("others", [[], [(50, 1), (12, 0)], [(50, 1), (41, 7)]])
-@pytest.mark.parametrize("launch", ["fused", "separate"])
+@pytest.mark.parametrize("launch", ["separate", "fused", "dependent"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_layers_of_a_step_share_their_calls_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, device: str, launch: str, others: list[tuple[int, int]]
