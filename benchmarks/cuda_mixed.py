@@ -195,9 +195,8 @@ def main() -> None:
         for who in work:
             host, busy = times[who, "host"], times[who, "device"]
             print(f"{text:<18}{who:<8}{host:>9.1f}{busy:>9.1f}", flush=True)
-            rows.append(
-                {"reading": reading, "decoding": decoding, "engine": who, "host": host, "device": busy}
-            )
+            case = {"reading": reading, "decoding": decoding, "engine": who}
+            rows.append(case | {"host_us": host, "device_us": busy})
     if arguments.json:
         report = {
             "device": name,
