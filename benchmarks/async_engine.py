@@ -19,7 +19,8 @@ class Engine:
 
     def __init__(self, job: dict[str, Any]) -> None:
         """``job``: engine (a name), model (a folder), profile (a file or None), kv_gib, max_model_len,
-        max_num_seqs, and eager; all else is as vLLM's API server has it by default."""
+        max_num_seqs, eager, and perhaps largest_graph (tokens); all else is as vLLM's API server has it by
+        default."""
         retention, settings = parts_of(job["engine"])
         options = engine_options(retention, job["profile"], own_core=True, **settings)
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -35,6 +36,7 @@ class Engine:
             max_num_seqs=job["max_num_seqs"],
             kv_cache_memory_bytes=int(job["kv_gib"] * 2**30),
             enforce_eager=job["eager"],
+            max_cudagraph_capture_size=job.get("largest_graph"),
             enable_prefix_caching=True,
             disable_log_stats=False,
             **options,

@@ -153,7 +153,8 @@ def main() -> None:
     write_json(arguments.json, "gpu_serving", vars(arguments), starts=starts, points=rows, goals=goals)
 
 
-PASSED = ("kv_gib", "max_model_len", "max_num_seqs", "eager", "warmup", "seconds", "search", "probes", "goal")
+PASSED = ("kv_gib", "max_model_len", "max_num_seqs", "eager", "largest_graph")
+PASSED += ("warmup", "seconds", "search", "probes", "goal")
 
 
 def print_heading() -> None:
@@ -227,6 +228,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--uniform", action="store_true", help="all heads keep the same")
+    parser.add_argument("--largest-graph", type=int, help="tokens of the largest CUDA graph (default vLLM's)")
     parser.add_argument("--eager", action="store_true", help="without torch.compile and CUDA graphs")
     parser.add_argument(
         "--tiny", action="store_true", help="a tiny shape and work, to try the script anywhere"

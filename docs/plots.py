@@ -183,7 +183,7 @@ def prompts(data: Data) -> Figures:
 
 def steps(data: Data) -> Figures:
     """What a decode step's time goes to."""
-    rows = [row for row in data["cases"] if row.get("profile")]
+    rows = [row for row in data["cases"] if row.get("profile") and row.get("decode") in (None, "dependent")]
     if not rows:
         return {}
     made = figure(

@@ -8,7 +8,7 @@ from kernels.errors import KernelConfigError
 
 CHOICES = ("auto", "native", "reference")
 DECODE_LAUNCHES = ("separate", "fused", "dependent", "early")
-DECODE_LAUNCH = "fused"
+DECODE_LAUNCH = "dependent"
 """Where ``TANGRAM_DECODE_LAUNCH`` is not set."""
 
 

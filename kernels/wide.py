@@ -28,6 +28,9 @@ from kernels.layout import RaggedLayout
 
 LARGEST_INDEX = 2**31 - 1
 
+Buffers = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Packed queries, table and used tokens, see :meth:`Sequences.stage`."""
+
 
 @dataclass(frozen=True)
 class WideRequest:
@@ -190,6 +193,19 @@ class Sequences:
         shape, first = (units, size, 1, head), self.pool.storage_offset()
         return self.pool.as_strided(shape, strides, first), self.pool.as_strided(shape, strides, first + head)
 
+    def buffers(self, query: torch.Tensor, plan: WidePlan) -> Buffers:
+        """Memory for what :meth:`stage` returns; any layer of the step may use it after another.
+
+        Raises:
+            KernelError: the step stages more than there is room for.
+        """
+        if plan.pages > self.staged.shape[0]:
+            raise KernelError(f"a step stages {plan.pages} pages, there is room for {self.staged.shape[0]}")
+        sequences, width = plan.starts.shape[0] - 1, -(-plan.most_keys // self.layout.page_tokens)
+        shape = (plan.tokens * self.kv_heads, self.group, self.layout.head_size)
+        table = plan.starts.new_empty(sequences, width)
+        return query.new_empty(shape), table, plan.starts.new_empty(sequences)
+
     def stage(
         self,
         query: torch.Tensor,
@@ -199,11 +215,13 @@ class Sequences:
         head_tier: torch.Tensor,
         head_member: torch.Tensor,
         plan: WidePlan,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        buffers: Buffers | None = None,
+    ) -> Buffers:
         """Write a layer's new tokens, stage the raw ones, seal nothing yet.
 
         Args:
             query: ``[T, Hq, D]``; key, value: ``[T, Hkv, D]``. rows: int32 ``[N, width]``.
+            buffers: of :meth:`buffers`; by default new ones.
 
         Returns:
             The packed queries ``[tokens * Hkv, Hq / Hkv, D]``, the table int32 ``[S * Hkv, width]``, and the
@@ -212,13 +230,7 @@ class Sequences:
         check_tokens("query", query, self.pool, self.group * self.kv_heads, self.layout.head_size)
         check_tokens("key", key, self.pool, self.kv_heads, self.layout.head_size)
         check_tokens("value", value, self.pool, self.kv_heads, self.layout.head_size)
-        if plan.pages > self.staged.shape[0]:
-            raise KernelError(f"a step stages {plan.pages} pages, there is room for {self.staged.shape[0]}")
-        sequences = plan.starts.shape[0] - 1
-        packed = query.new_empty(plan.tokens * self.kv_heads, self.group, self.layout.head_size)
-        width = -(-plan.most_keys // self.layout.page_tokens)
-        table = rows.new_empty(sequences, width)
-        used = rows.new_empty(sequences)
+        packed, table, used = buffers = buffers or self.buffers(query, plan)
         torch.ops.tangram.ragged_stage.default(
             query,
             key,
@@ -241,7 +253,7 @@ class Sequences:
             plan.most_new,
             plan.most_queries,
         )
-        return packed, table, used
+        return buffers
 
     def unpack(self, out: torch.Tensor, packed: torch.Tensor, plan: WidePlan) -> None:
         """Put the sequences' outputs, shaped like the packed queries, where their tokens have theirs."""

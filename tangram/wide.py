@@ -9,7 +9,8 @@ call of it, over page tables that say what each sees (:mod:`kernels.wide`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,8 +19,10 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from kernels import KernelError, RaggedLayout, ragged_append, ragged_attention, ragged_seal
+from kernels import KernelError, RaggedLayout, ragged_append_attention, ragged_seal
+from kernels.cuda.wide_calls import PackedCalls
 from kernels.wide import Sequences, WidePlan, WideRequest, staging_room
+from kernels.wide_calls import Others, WideCalls, WideTask, wide_calls
 from tangram.seal_meter import SealMeter
 
 logger = init_logger(__name__)
@@ -219,12 +222,12 @@ class Layer:
 
         Args:
             tokens, rows: where they lie in the step and in its batch.
-            hints: the last arguments of :func:`kernels.ragged_attention`.
+            hints: the last arguments of :func:`kernels.ragged_append_attention`.
         """
         batch = (step.pool, step.rows[rows], query_start_loc, seq_lens, *self.heads, step.steps.layout)
-        ragged_append(self.key[tokens], self.value[tokens], *batch)
+        given = (self.out[tokens], self.query[tokens], self.key[tokens], self.value[tokens])
         how = (self.scoring.scale, self.scoring.sinks, self.scoring.soft_cap)
-        ragged_attention(self.out[tokens], self.query[tokens], *batch, *how, *hints)
+        ragged_append_attention(*given, *batch, *how, *hints)
 
 
 @dataclass(frozen=True)
@@ -263,58 +266,81 @@ class WideStep:
                     self._seal(self.rows[part.rows], part.due, heads)
                 layer.narrow(self, part.tokens, part.rows, part.query_start_loc, part.seq_lens)
             return
-        if self.others:  # requests that cross no boundary
-            hints = (max(self.others), 1 in self.others)
-            every = slice(None)
-            layer.narrow(self, every, every, query_start_loc, self.other_lens, *hints)
-        self._at_once(self.sequences, self.plan, layer)
+        self._at_once(self.sequences, self.plan, layer, query_start_loc)
 
     @cached_property
     def parts(self) -> list[Part]:
         """For where they go one by one."""
         return cut(self.steps.layout, self.bounds, self.wide, self.pool.device)
 
-    def _seal(self, rows: torch.Tensor, due: torch.Tensor, heads: Heads, **staged: Any) -> None:
+    def _seal(self, rows: torch.Tensor, due: torch.Tensor, heads: Heads) -> None:
         layout = self.steps.layout
+        with self._sealing():
+            ragged_seal(self.pool, rows, due, self._no_heads, layout, self.steps.sink, heads=heads)
+
+    @contextmanager
+    def _sealing(self) -> Iterator[None]:
         begin = time.perf_counter()
-        ragged_seal(self.pool, rows, due, self.others_heads, layout, self.steps.sink, heads=heads, **staged)
+        yield
         self.steps.sealing += time.perf_counter() - begin
 
+    @cached_property
+    def _no_heads(self) -> torch.Tensor:
+        """What sealing is given where it is asked about one layer's heads only: int32 [tiers], not read."""
+        return self.rows.new_zeros(self.steps.layout.tiers)
+
     def _at_once(
-        self,
-        sequences: Sequences,
-        plan: WidePlan,
-        layer: Layer,
+        self, sequences: Sequences, plan: WidePlan, layer: Layer, query_start_loc: torch.Tensor
     ) -> None:
         """Every segment and KV head of the wide requests is a sequence of one call."""
-        own = (layer.query, layer.key, layer.value)
-        packed, table, used = sequences.stage(*own, self.rows, *layer.heads, plan)
+        own = (layer.out, layer.query, layer.key, layer.value)
+        form = (layer.scoring, *((each.shape, each.stride(), each.data_ptr() % 16) for each in own))
+        calls = self._calls.get(form)
+        if calls is None:
+            task = self._task(sequences, plan, layer.scoring, query_start_loc)
+            calls = self._calls[form] = wide_calls(task, *own, layer.heads)
+        calls.enter(*own, layer.heads)
         if len(plan.due):
-            self._seal(self.rows, plan.due, layer.heads, staged=(sequences.staged, plan.origin))
-        keys, values = sequences.pages_view()
-        answers = torch.empty_like(packed)
+            with self._sealing():
+                calls.seal(layer.heads)
+        keys, values = self._pages
         flash()(
-            packed,
+            calls.packed,
             keys,
             values,
             max_seqlen_q=plan.most_queries,
             cu_seqlens_q=plan.starts,
             max_seqlen_k=plan.most_keys,
-            seqused_k=used,
+            seqused_k=calls.used,
             softmax_scale=layer.scoring.scale,
             causal=True,
             softcap=layer.scoring.soft_cap,
-            block_table=table,
-            out=answers,
+            block_table=calls.table,
+            out=calls.answers,
             num_splits=1,
             fa_version=self.steps.version,
         )
-        sequences.unpack(layer.out, answers, plan)
+        calls.leave(layer.out)
 
     @cached_property
-    def others_heads(self) -> torch.Tensor:
-        """What sealing is given where it is asked about one layer's heads only: int32 [tiers], not read."""
-        return self.rows.new_zeros(self.steps.layout.tiers)
+    def _calls(self) -> dict[Any, WideCalls | PackedCalls]:
+        """By the form of a layer's tensors."""
+        return {}
+
+    @cached_property
+    def _pages(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.sequences is None:
+            raise KernelError("a step that goes part by part has no staged pages")
+        return self.sequences.pages_view()
+
+    def _task(
+        self, sequences: Sequences, plan: WidePlan, scoring: Scoring, query_start_loc: torch.Tensor
+    ) -> WideTask:
+        others = None
+        if self.others:
+            hints = (max(self.others), 1 in self.others)
+            others = Others(query_start_loc, self.other_lens, *hints)
+        return WideTask(sequences, plan, self.rows, others, self.steps.sink, scoring.scale, scoring.soft_cap)
 
     @cached_property
     def others(self) -> list[int]:

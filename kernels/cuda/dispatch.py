@@ -11,7 +11,8 @@ import torch
 from kernels import fallback
 from kernels.choice import decode_launch, implementation
 from kernels.cuda import build
-from kernels.cuda.native import Native, Scoring, architecture, load
+from kernels.cuda.native import Native, architecture, load
+from kernels.cuda.packing import Scoring
 from kernels.errors import KernelBuildError
 
 logger = logging.getLogger(__name__)
@@ -71,12 +72,12 @@ def attention(out: torch.Tensor, query: torch.Tensor, pool: torch.Tensor, *rest:
     """``tangram::ragged_attention`` on a GPU; the arguments are those of ``kernels.fallback``."""
     step, scoring = rest[:10], rest[10:]
     _, query_start_loc, _, head_tier, _, _, page_tokens, *_ = step
-    library = native(pool.device, pool.dtype, query.shape[2]) if _fits(pool, page_tokens) else None
+    library = native(pool.device, pool.dtype, query.shape[2]) if fits(pool, page_tokens) else None
     if library is None or query.shape[1] > MOST_GROUP * head_tier.shape[0]:
         fallback.attention(out, query, pool, *rest)
         return
-    query = query if _aligned(query, 16) else query.contiguous()
-    target = out if _aligned(out, 4) else torch.empty_like(query)
+    query = query if aligned(query, 16) else query.contiguous()
+    target = out if aligned(out, 4) else torch.empty_like(query)
     library.attention(target, query, pool, step, *scoring)
     if target is not out:
         used = query_start_loc[-1:].expand(out.shape[0]) > torch.arange(out.shape[0], device=out.device)
@@ -107,9 +108,9 @@ def append_attention(
         max_query == 1
         and launch() != "separate"
         and query.shape[1] <= MOST_DECODE_GROUP * key.shape[1]
-        and _fits(pool, step[6])
-        and all(_aligned(tensor, 4) for tensor in (out, query))
-        and all(_aligned(tensor, 16) for tensor in (key, value))
+        and fits(pool, step[6])
+        and all(aligned(tensor, 4) for tensor in (out, query))
+        and all(aligned(tensor, 16) for tensor in (key, value))
         and (library := native(pool.device, pool.dtype, query.shape[2])) is not None
     ):
         library.decode(out, query, key, value, pool, step, scoring, launch())
@@ -138,8 +139,8 @@ def seal(
     """``tangram::ragged_seal`` on a GPU."""
     layer = (head_tier, head_member, staged, origin)
     geometry = (page_tokens, ring_slots, chunk, window)
-    fits = _fits(pool, page_tokens) and chunk <= MOST_CHUNK
-    library = native(pool.device, pool.dtype, pool.shape[3] // 2) if fits else None
+    taken = fits(pool, page_tokens) and chunk <= MOST_CHUNK
+    library = native(pool.device, pool.dtype, pool.shape[3] // 2) if taken else None
     if library is None:
         fallback.seal(pool, rows, due, tier_offset, tier_heads, *geometry, sink, scores, *layer)
     else:
@@ -152,17 +153,17 @@ def stage(
     """``tangram::ragged_stage`` on a GPU; the arguments are those of ``kernels.fallback``."""
     tables, geometry, plan, buffers = rest[:4], rest[4:8], rest[8:11], rest[11:15]
     places, most = rest[15:17], rest[17:]
-    library = native(pool.device, pool.dtype, query.shape[2]) if _fits(pool, geometry[0]) else None
+    library = native(pool.device, pool.dtype, query.shape[2]) if fits(pool, geometry[0]) else None
     if library is None:
         fallback.stage(query, key, value, pool, *rest)
         return
-    query, key, value = (t if _aligned(t, 16) else t.contiguous() for t in (query, key, value))
+    query, key, value = (t if aligned(t, 16) else t.contiguous() for t in (query, key, value))
     library.stage(query, key, value, pool, tables, geometry, plan, buffers, places, most)
 
 
 def unpack(out: torch.Tensor, *rest: Any) -> None:
     """``tangram::ragged_unpack`` on a GPU; the arguments are those of ``kernels.fallback``."""
-    library = native(out.device, out.dtype, out.shape[2]) if _aligned(out, 16) else None
+    library = native(out.device, out.dtype, out.shape[2]) if aligned(out, 16) else None
     if library is None:
         fallback.unpack(out, *rest)
     else:
@@ -181,11 +182,12 @@ def _with_defaults(
     return (scale, sinks, soft_cap), max_query
 
 
-def _fits(pool: torch.Tensor, page_tokens: int) -> bool:
+def fits(pool: torch.Tensor, page_tokens: int) -> bool:
     """Whether pages hold whole units of 16 tokens and are aligned to the copies' 16 bytes."""
-    return page_tokens % 16 == 0 and _aligned(pool, 16)
+    return page_tokens % 16 == 0 and aligned(pool, 16)
 
 
-def _aligned(tensor: torch.Tensor, size: int) -> bool:
+def aligned(tensor: torch.Tensor, size: int) -> bool:
+    """Whether a tensor's rows begin at multiples of so many bytes."""
     item = tensor.element_size()
     return tensor.data_ptr() % size == 0 and all(stride * item % size == 0 for stride in tensor.stride()[:-1])

@@ -8,31 +8,31 @@ share that workspace.
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from kernels.cuda import build
+from kernels.cuda.packing import (
+    Scoring,
+    Step,
+    address,
+    attend_bytes,
+    decode_bytes,
+    fresh_bytes,
+    pack_step,
+    seal_bytes,
+    stage_bytes,
+    step_bytes,
+    unpack_bytes,
+    unpack_step_bytes,
+)
 from kernels.errors import KernelBuildError, KernelError
 
-# The structures of the headers, packed in the order of their fields there.
-_STEP = struct.Struct("7P3q10i")  # tangram::Step, step.cuh
-_FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
-_ATTEND = struct.Struct("7P4q4i2f")  # tangram::Attend, attend.cuh
-_LAUNCH = struct.Struct("2i")  # behind both in AppendAttend, binding.cu
-_WIDE = struct.Struct("10P8q8i")  # tangram::Wide, wide.cuh
-_SEAL = struct.Struct("5P2i")  # tangram::Seal, seal.cuh
-
-Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-# What the registered operators take after the pool, from ``rows`` to ``window``.
-Step = tuple[*Tables, int, int, int, int]
-
-# Scale, sinks and soft cap of the scores.
-Scoring = tuple[float, torch.Tensor | None, float]
+FUNCTIONS = ("append", "attention", "decode", "seal", "stage", "unpack")
+"""Of a library, without ``tangram_``; see ``binding.cu``."""
 
 
 class Native:
@@ -45,19 +45,15 @@ class Native:
     def __init__(self, path: Path) -> None:
         try:
             library = ctypes.CDLL(str(path))
-            self._append = library.tangram_append
-            self._attention = library.tangram_attention
-            self._decode = library.tangram_decode
-            self._seal = library.tangram_seal
-            self._stage = library.tangram_stage
-            self._unpack = library.tangram_unpack
+            self._functions: dict[str, Any] = {
+                name: getattr(library, f"tangram_{name}") for name in FUNCTIONS
+            }
             self._workspace = library.tangram_workspace
             self._error = library.tangram_error
         except (OSError, AttributeError) as error:
             raise KernelBuildError(f"cannot load {path}: {error}") from error
-        launches = (self._append, self._attention, self._decode, self._seal, self._stage, self._unpack)
-        for function in launches:
-            function.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+        for function in self._functions.values():
+            function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
             function.restype = ctypes.c_int
         self._workspace.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
         self._workspace.restype = ctypes.c_int
@@ -67,7 +63,7 @@ class Native:
 
     def append(self, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, step: Step) -> None:
         """``ragged_append``."""
-        self._run(self._append, pool, _step(key.shape[0], pool, step), _fresh(key, value))
+        self._run("append", pool, step_bytes(key.shape[0], pool, step), fresh_bytes(key, value))
 
     def attention(
         self,
@@ -82,8 +78,10 @@ class Native:
         singles: bool = True,
     ) -> None:
         """``ragged_attention``."""
-        attend = self._attend(out, query, pool, (scale, sinks, soft_cap), (max_query, singles))
-        self._run(self._attention, pool, _step(query.shape[0], pool, step), attend)
+        attend = attend_bytes(
+            out, query, self.workspace(pool.device), (scale, sinks, soft_cap), (max_query, singles)
+        )
+        self._run("attention", pool, step_bytes(query.shape[0], pool, step), attend)
 
     def decode(
         self,
@@ -98,24 +96,8 @@ class Native:
     ) -> None:
         """``ragged_append_attention`` where no request has more than one new token; ``launch``: one of
         ``choice.DECODE_LAUNCHES``, not ``separate``."""
-        attend = self._attend(out, query, pool, scoring, (1, True), launch == "early")
-        rest = attend + _fresh(key, value) + _LAUNCH.pack(launch != "fused", 0)
-        self._run(self._decode, pool, _step(query.shape[0], pool, step), rest)
-
-    def _attend(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        pool: torch.Tensor,
-        scoring: Scoring,
-        hints: tuple[int, bool],
-        tables_first: bool = False,
-    ) -> bytes:
-        scale, sinks, soft_cap = scoring
-        workspace = (tensor.data_ptr() for tensor in self.workspace(pool.device))
-        pointers = (out.data_ptr(), query.data_ptr(), _address(sinks), *workspace)
-        strides = (*out.stride()[:2], *query.stride()[:2])
-        return _ATTEND.pack(*pointers, *strides, query.shape[1], *hints, tables_first, scale, soft_cap)
+        rest = decode_bytes(out, query, key, value, self.workspace(pool.device), scoring, launch)
+        self._run("decode", pool, step_bytes(query.shape[0], pool, step), rest)
 
     def seal(
         self,
@@ -131,11 +113,10 @@ class Native:
     ) -> None:
         """``ragged_seal``; ``layer``: its last four arguments."""
         head_tier, head_member, staged, origin = layer
-        pointers = (_address(tensor) for tensor in (due, tier_heads, scores, staged, origin))
         heads = 0 if head_tier is None else head_tier.shape[0]
-        tables = (0, 0, _address(head_tier), _address(head_member))
-        step = _pack_step(pool, rows, tables, tier_offset, 0, heads, geometry)
-        self._run(self._seal, pool, step, _SEAL.pack(*pointers, due.shape[0], sink))
+        tables = (0, 0, address(head_tier), address(head_member))
+        step = pack_step(pool, rows, tables, tier_offset, 0, heads, geometry)
+        self._run("seal", pool, step, seal_bytes(due, tier_heads, scores, staged, origin, sink))
 
     def stage(
         self,
@@ -152,15 +133,10 @@ class Native:
     ) -> None:
         """``ragged_stage``; ``tables``: rows, head_tier, head_member, tier_offset; the rest in its order."""
         rows, head_tier, head_member, tier_offset = tables
-        requests, segments, _ = plan
-        _, packed, table, _ = buffers
-        pointers = (tensor.data_ptr() for tensor in (*plan, query, key, value, *buffers))
-        strides = (stride for tensor in (query, key, value) for stride in tensor.stride()[:2])
-        counts = (requests.shape[0], segments.shape[0], packed.shape[1], table.shape[1])
-        wide = _WIDE.pack(*pointers, *strides, *places, *counts, *most, 0)
+        wide = stage_bytes(query, key, value, plan, buffers, places, most)
         heads = (0, 0, head_tier.data_ptr(), head_member.data_ptr())
         sizes = (query.shape[0], head_tier.shape[0])
-        self._run(self._stage, pool, _pack_step(pool, rows, heads, tier_offset, *sizes, geometry), wide)
+        self._run("stage", pool, pack_step(pool, rows, heads, tier_offset, *sizes, geometry), wide)
 
     def unpack(
         self,
@@ -172,23 +148,8 @@ class Native:
         most_tokens: int,
     ) -> None:
         """``ragged_unpack``."""
-        pointers = (
-            0,
-            segments.data_ptr(),
-            starts.data_ptr(),
-            out.data_ptr(),
-            0,
-            0,
-            0,
-            packed.data_ptr(),
-            0,
-            0,
-        )
-        strides = (*out.stride()[:2], 0, 0, 0, 0)
-        counts = (1, segments.shape[0], packed.shape[1], 0)
-        wide = _WIDE.pack(*pointers, *strides, 1, 0, *counts, 0, 0, most_tokens, 0)
-        step = _STEP.pack(*(0,) * 10, *(0, 0, out.shape[0], kv_heads, 0, 0), *(0, 0, 0, 0))
-        self._run(self._unpack, out, step, wide)
+        step = unpack_step_bytes(out.shape[0], kv_heads)
+        self._run("unpack", out, step, unpack_bytes(out, packed, segments, starts, most_tokens))
 
     def workspace(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Where blocks that share a history leave their sums, the counters of those that have, a plan.
@@ -196,7 +157,7 @@ class Native:
         Raises:
             KernelError: a graph is being captured before the first call on this device.
         """
-        index = _index(device)
+        index = index_of(device)
         if index not in self._workspaces:
             if torch.cuda.is_current_stream_capturing():
                 raise KernelError("ragged attention must run once before it is captured in a graph")
@@ -211,9 +172,21 @@ class Native:
             )
         return self._workspaces[index]
 
-    def _run(self, function: Callable[..., int], pool: torch.Tensor, step: bytes, rest: bytes) -> None:
-        stream = torch.cuda.current_stream(pool.device).cuda_stream
-        self._check(function(step, rest, _index(pool.device), stream))
+    def run(self, name: str, index: int, step: bytes | int, rest: bytes | int) -> None:
+        """Launch on the current stream of the device with this index.
+
+        Args:
+            name: one of ``FUNCTIONS``. step, rest: its structures, or their addresses.
+
+        Raises:
+            KernelError: it cannot be launched.
+        """
+        # What compiled graphs ask as well: torch.cuda.current_stream makes an object, in ten times as long.
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        self._check(self._functions[name](step, rest, index, stream))
+
+    def _run(self, name: str, pool: torch.Tensor, step: bytes, rest: bytes) -> None:
+        self.run(name, index_of(pool.device), step, rest)
 
     def _check(self, error: int) -> None:
         if error:
@@ -237,47 +210,6 @@ def architecture(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _fresh(key: torch.Tensor, value: torch.Tensor) -> bytes:
-    strides = (*key.stride()[:2], *value.stride()[:2])
-    return _FRESH.pack(key.data_ptr(), value.data_ptr(), *strides, key.shape[2], key.element_size())
-
-
-def _index(device: torch.device) -> int:
+def index_of(device: torch.device) -> int:
+    """Of a GPU among those of this process."""
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _step(tokens: int, pool: torch.Tensor, step: Step) -> bytes:
-    rows, query_start_loc, seq_lens, head_tier, head_member, tier_offset, *geometry = step
-    pointers = (
-        query_start_loc.data_ptr(),
-        seq_lens.data_ptr(),
-        head_tier.data_ptr(),
-        head_member.data_ptr(),
-    )
-    return _pack_step(pool, rows, pointers, tier_offset, tokens, head_tier.shape[0], geometry)
-
-
-def _pack_step(
-    pool: torch.Tensor,
-    rows: torch.Tensor,
-    pointers: tuple[int, int, int, int],
-    tier_offset: torch.Tensor,
-    tokens: int,
-    heads: int,
-    geometry: Sequence[int],
-) -> bytes:
-    requests, width = rows.shape
-    pages, members, _, _ = pool.shape
-    return _STEP.pack(
-        rows.data_ptr(),
-        *pointers,
-        tier_offset.data_ptr(),
-        pool.data_ptr(),
-        *(rows.stride(0), pool.stride(0), pages),
-        *(width, requests, tokens, heads, tier_offset.shape[0] - 1, members),
-        *geometry,
-    )

@@ -9,10 +9,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import RaggedLayout, fallback, ragged_append, ragged_attention
+from kernels import RaggedLayout, fallback, ragged_append, ragged_attention, wide
 from tests.kernels.cuda_batch import POISON, attend, check, decode, to_gpu
 from tests.kernels.ragged_batch import Batch, Sizes
 from tests.kernels.test_cuda_seal import Case
+from tests.kernels.test_cuda_wide import STEPS as WIDE_STEPS
+from tests.kernels.test_cuda_wide import Staged
+from tests.kernels.wide_batch import Batch as WideBatch
+from tests.kernels.wide_batch import layout_of, room_behind
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -123,3 +127,15 @@ def test_seal(scored: bool, head_size: int, dtype: torch.dtype) -> None:
     scores = torch.randn(2, 3, 2, 256) if scored else None
     expected, sealed = case.both(sink=4, scores=scores)
     assert torch.equal(expected, sealed)
+
+
+@pytest.mark.parametrize(("head_size", "dtype", "padding"), [(128, BF16, 0), (64, FP16, 72)])
+def test_a_wide_step(
+    monkeypatch: pytest.MonkeyPatch, head_size: int, dtype: torch.dtype, padding: int
+) -> None:
+    """Staged from rings and from new tokens, sealed from there, packed and unpacked."""
+    monkeypatch.setattr(wide, "new_room", room_behind)
+    batch = WideBatch(layout_of(head_size, 16, 32, 8), WIDE_STEPS, dtype=dtype, padding=padding)
+    expected, got = Staged(batch, "cpu"), Staged(batch, "cuda")
+    batch.check_alike(got.pool.cpu(), expected.pool)
+    assert torch.equal(got.out.cpu().nan_to_num(), expected.out.nan_to_num())

@@ -29,6 +29,7 @@ from tests.kernels.wide_batch import POISON, Batch, layout_of, room_behind
 from tests.tangram.simulation import vllm_config
 
 CUDA = torch.cuda.is_available()
+GPU = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 
 
 def bounds(batch: Batch) -> Bounds:
@@ -183,7 +184,7 @@ def test_a_step_larger_than_the_buffer_is_refused(monkeypatch: pytest.MonkeyPatc
         sequences.stage(batch.query, batch.key, batch.value, batch.rows, *batch.heads, plan)
 
 
-@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+@GPU
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("head_size", "page", "chunk", "window", "group"),
@@ -224,6 +225,41 @@ def test_on_a_gpu_flash_attention_agrees_with_our_own_kernels(
     assert difference < (6e-3 if dtype == torch.bfloat16 else 1e-3)
     batch.check_alike(whole, parted)
     dispatch.native.cache_clear()
+
+
+@pytest.mark.parametrize("others", [[], [(50, 1), (12, 0)], [(50, 1), (41, 7)]])
+@pytest.mark.parametrize("launch", ["separate", "fused", "dependent"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_layers_of_a_step_share_their_calls_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, device: str, launch: str, others: list[tuple[int, int]]
+) -> None:
+    """Layers of the same form, at other addresses, and one whose tensors lie otherwise."""
+    monkeypatch.setattr(dispatch, "launch", lambda: launch)
+    if device == "cpu":
+        paged(monkeypatch)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    layout = layout_of(*((16, 4) if device == "cpu" else (64, 16, 32, 8)))
+    batch = Batch(layout, [*STEPS[0], *others, (40, 90)], kv_heads=6, dtype=dtype, device=device)
+    outs, pools = [], []
+    for version in (None, 3):
+        pool, out = batch.pool_copy(), torch.full_like(batch.query, POISON)
+        pages = staged_pages(layout, batch.tokens[-1], 2)
+        step = WideSteps(layout, (4, 2), batch.sink, pages, version).of(
+            bounds(batch), pool, batch.rows, batch.seq_lens
+        )
+        assert step is not None
+        for first in (0, 2, 4):
+            some, theirs = slice(first, first + 2), slice(2 * first, 2 * first + 4)
+            given = [batch.query[:, theirs], batch.key[:, some], batch.value[:, some]]
+            given = [tensor.contiguous() for tensor in given] if first == 4 else given
+            heads = (batch.heads[0][some], batch.heads[1][some])
+            step.attend(out[:, theirs], *given, batch.query_start_loc, heads, Scoring(0.2))
+        outs.append(out)
+        pools.append(pool)
+    assert torch.equal(outs[0].isnan(), outs[1].isnan())
+    close = 1e-5 if device == "cpu" else 2e-2
+    torch.testing.assert_close(outs[1], outs[0], rtol=close, atol=close, equal_nan=True)
+    batch.check_alike(pools[1], pools[0])
 
 
 def test_more_than_the_buffer_holds_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
