@@ -146,7 +146,8 @@ class FakeEngine:
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         prompt, limit = list(body["prompt"]), int(body["max_tokens"])
         cached = self._take_over(prompt, body.get("cache_salt"))
-        sequence = Sequence(f"cmpl-{next(self._ids):08x}", body.get("cache_salt"), list(prompt))
+        name = body.get("request_id") or f"{next(self._ids):024x}"
+        sequence = Sequence(f"cmpl-{name}-0-{next(self._ids):08x}", body.get("cache_salt"), list(prompt))
         self.running[sequence.id] = sequence
         ids, delay, prefill, die, fail = self.plan(prompt)
         finished, total = False, 0

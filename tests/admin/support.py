@@ -184,7 +184,7 @@ class Supervisor(EngineSupervisor):
     async def stop(self) -> None:
         self._set(EngineState.STOPPED)
 
-    async def restart(self, overrides: Overrides) -> None:
+    async def restart(self, overrides: Overrides, model: str | None = None) -> None:
         self._set(EngineState.STARTING, phase="loading the model")
         await self.gate.wait()
         try:
