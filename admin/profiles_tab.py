@@ -10,7 +10,7 @@ import gradio as gr
 
 from admin.access import SignedIn
 from admin.console import Console
-from admin.engine_tab import log_panel
+from admin.engine_panels import log_panel
 from admin.errors import TuneError
 from admin.guarded import guarded
 from admin.panels import notice

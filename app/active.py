@@ -1,7 +1,7 @@
 """Requests that the engine works on, whose they are, and how an administrator stops one.
 
-The engine knows a request by a name that we make. It names the row that the request leaves behind, too, so the
-owner of an idle conversation's memory is still known here, until the app ends.
+The engine knows a request by a name that we make. It names the row that the request leaves behind, too, so
+the owner of an idle conversation's memory is still known here, until the app ends.
 """
 
 from __future__ import annotations

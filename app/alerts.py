@@ -1,4 +1,4 @@
-"""What an operator should be told without asking: judged from plain facts, for the console and for metrics."""
+"""What an operator should be told without asking: judged from facts, for the console and for metrics."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ class SettingsStore(Protocol):
 class EngineSettings:
     """One per process. `model`: as the app's settings name it; profiles are chosen for it.
 
-    probe: looks whether the engine still finds details. probed: what it found before and after the last change.
+    probe: looks whether the engine still finds details.
+    probed: what it found before and after the last change.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A quick look at whether the engine still finds details: some facts that look alike, and questions about them.
+"""A quick look at whether the engine still finds details: facts that look alike, and questions about them.
 
 No measure of quality (benchmarks/accuracy is one): it tells a profile that ruins recall, or an engine that
 answers nonsense, from one that works, within seconds.
@@ -39,7 +39,7 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """right: questions of ``asked`` whose answer had the number. error: why it could not be asked, "" if it was."""
+    """right: questions of ``asked`` whose answer had the number. error: why there was no answer, "" if none."""
 
     right: int = 0
     asked: int = 0
@@ -107,7 +107,7 @@ class Probe:
 
 def facts() -> tuple[str, list[tuple[str, int]]]:
     """A text of facts that differ in little, and questions with their answers, spread over it."""
-    chance = random.Random(_SEED)  # noqa: S311 - the same text every time is the point
+    chance = random.Random(_SEED)
     numbers = chance.sample(range(1000, 10000), LINES)
     what = [(_PLACES[line % len(_PLACES)], line // len(_PLACES) + 1) for line in range(LINES)]
     lines = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class StallWatch:
-    """patience: seconds without progress after which it counts as stalled; after twice that as lost. 0: never."""
+    """patience: seconds without progress after which it is stalled, and after twice that lost. 0: never."""
 
     patience: float
     _progress: Hashable = None

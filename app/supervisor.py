@@ -171,8 +171,8 @@ class EngineSupervisor(ABC):
     async def restart(self, overrides: Overrides, model: str | None = None) -> None:
         """Drain, restart with `overrides`, and with another model if one is named; return when ready.
 
-        Raises EngineStartFailed when the engine does not come up; the previous overrides and model are then in
-        force again (`rolled_back`: and the engine runs with them).
+        Raises EngineStartFailed when the engine does not come up; the previous overrides and model are then
+        in force again (`rolled_back`: and the engine runs with them).
         """
 
     def choose_model(self, model: str) -> None:
@@ -195,7 +195,8 @@ class EngineSupervisor(ABC):
             self._set(stalled=stalled)
 
     def condemn(self, reason: str) -> None:
-        """It will not recover: replace it, where it is ours to replace."""
+        """It will not recover: replace it, where it is ours to replace. Here it is not."""
+        self.check_now()
 
     @abstractmethod
     async def stop(self) -> None:

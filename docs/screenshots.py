@@ -138,14 +138,15 @@ class Album:
             ("", DESKTOP, "light"),
             ("-dark", DESKTOP, "dark"),
             ("-phone", PHONE, "light"),
+            ("-phone-dark", PHONE, "dark"),
         ):
             with AdminPage(self.browser, self.served.url, size, scheme) as page:
-                for tab in ("Memory", "Engine", "Profiles", "Tune"):
+                for tab in ("Memory", "Engine", "Tune", "Profiles", "Users", "Audit", "Health"):
                     page.tab(tab)
                     page.page.wait_for_timeout(1500)  # the tab's pictures are drawn
                     name = "console" if tab == "Memory" else f"console-{tab.lower()}"
                     if self.everything or f"{name}{suffix}" in SHOWN:
-                        page.page.screenshot(path=self.out / f"{name}{suffix}.png")
+                        page.page.screenshot(path=self.out / f"{name}{suffix}.png", full_page=True)
 
     def moments(self, page: ChatPage) -> None:
         page.send("/tokens 400 /delay 0.05")

@@ -1,4 +1,4 @@
-"""Conversations that an administrator keeps: evicted by nobody but an administrator, as long as others fit."""
+"""Conversations that an administrator keeps: evicted by nobody else, as long as others fit."""
 
 from __future__ import annotations
 
