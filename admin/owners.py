@@ -13,13 +13,17 @@ class Owners:
         self._active = active
         self._store = store
         self._names: dict[str, str] = {}
+        self.stale = False
 
     async def refresh(self) -> None:
         """Read everybody's name."""
+        self.stale = False
         self._names = {person.id: person.name for person in await self._store.list_users()}
 
     def of_user(self, user_id: str) -> str:
-        """A user's name; "" where it is not known (yet)."""
+        """A user's name; "" where it is not known yet, which is then ``stale``."""
+        if user_id not in self._names:
+            self.stale = True
         return self._names.get(user_id, "")
 
     def of(self, sequence: str) -> str:

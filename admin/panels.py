@@ -59,7 +59,7 @@ def header(state: str, model: str, uptime: float | None, alerts: int = 0) -> str
     return (
         '<header class="admin-head"><div class="brand">'
         f"{logo_svg(28)}"
-        "<h1>Memory &amp; engine</h1></div>"
+        "<h1>Administration</h1></div>"
         f'<div class="head-right">{name}{up}{state_pill(state)}{_alerts_pill(alerts)}'
         '<a class="quiet" href="/">Back to the chat</a></div></header>'
     )

@@ -43,6 +43,7 @@ class Watch:
         self._condemned = False
         self._task: asyncio.Task[None] | None = None
         self._first_account: float | None = None
+        self._wake = asyncio.Event()
         self.disk: Disk | None = None
         self.backups: list[Backup] = []
         self.alerts: list[Alert] = []
@@ -89,6 +90,8 @@ class Watch:
         )
         self.alerts = judge(facts)
         self._services.metrics.alerts(alert.name for alert in self.alerts)
+        if self._owners.stale:
+            self._wake.set()
 
     def _stalled(self, sample: Sample) -> float:
         """Seconds for which the engine hangs, 0 unless that is too long; tells the supervisor of it."""
@@ -124,7 +127,11 @@ class Watch:
                 await self.refresh()
             except Exception:
                 log.exception("the console could not look at disk and backups")
-            await asyncio.sleep(SLOW_SECONDS)
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SLOW_SECONDS):
+                    await self._wake.wait()
+            await asyncio.sleep(1)  # a name that is nowhere must not keep us busy
 
 
 def _running(sample: Sample) -> list[tuple[str, int]]:

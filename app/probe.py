@@ -39,7 +39,7 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """right: questions of ``asked`` whose answer had the number. error: why there was no answer, "" if none."""
+    """right: questions of ``asked`` whose answer had the number. error: why there was no answer."""
 
     right: int = 0
     asked: int = 0
@@ -56,6 +56,15 @@ def worse(before: ProbeResult | None, after: ProbeResult | None) -> bool:
     if after is None:
         return False
     return bool(after.error) or (before is not None and not before.error and 2 * after.right < before.right)
+
+
+def probed_text(found: tuple[ProbeResult | None, ProbeResult | None]) -> str:
+    """What a change did to it, as a sentence to follow another; "" where nothing was asked."""
+    before, after = found
+    if after is None:
+        return ""
+    earlier = f", before the change {before.told()}" if before is not None else ""
+    return f" Details found in a quick check: {after.told()}{earlier}."
 
 
 class Probe:

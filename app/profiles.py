@@ -13,6 +13,7 @@ from typing import Any
 
 from app.engine_settings import AUTO, NONE, EngineSettings
 from app.errors import AlreadyRunning, AppError, BadRequest, EngineStartFailed, Missing
+from app.probe import probed_text
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from db.store import Store
@@ -203,6 +204,7 @@ class Profiles:
         outcome, message = "applied", "The engine is ready with this profile."
         try:
             await self._engine_settings.use_profile(user_id, value)
+            message += probed_text(self._engine_settings.probed)
         except EngineStartFailed as error:
             outcome, message = "failed", error.message
         except Exception as error:

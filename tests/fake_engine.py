@@ -48,6 +48,7 @@ from tangram.predict import measure
 LOREM = """lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore
 et dolore magna aliqua ut enim ad minim veniam quis nostrud exercitation ullamco laboris nisi""".split()  # noqa: SIM905
 LAYERS, KV_HEADS, HEAD_SIZE = 30, 3, 64
+BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, float("inf"))
 TOTAL_PAGES = 20_000
 
 
@@ -123,6 +124,8 @@ class FakeEngine:
         self._ids = itertools.count()
         self.evictions = 0
         self.generated = 0
+        self.first_tokens = [0] * len(BOUNDS)
+        self.gaps = [0] * len(BOUNDS)
         self.app = self._routes()
 
     # ---- generation ------------------------------------------------------------------------
@@ -171,6 +174,7 @@ class FakeEngine:
                 sent = "" if done == 1 else sent
                 total += 1
                 self.generated += 1
+                _observe(self.gaps if done > 1 else self.first_tokens, delay if done > 1 else prefill + delay)
                 if place == 0:
                     sequence.tokens.append(token)
                 reason = "stop" if token == self.end else "length" if done >= limit else None
@@ -389,10 +393,8 @@ class FakeEngine:
                 "vllm:num_requests_waiting 0\n"
                 "# TYPE vllm:generation_tokens counter\n"
                 f"vllm:generation_tokens_total {self.generated}\n"
-                "# TYPE vllm:time_to_first_token_seconds histogram\n"
-                f'vllm:time_to_first_token_seconds_bucket{{le="+Inf"}} {len(self.requests)}\n'
-                f"vllm:time_to_first_token_seconds_sum {0.05 * len(self.requests)}\n"
-                f"vllm:time_to_first_token_seconds_count {len(self.requests)}\n"
+                + _histogram("vllm:time_to_first_token_seconds", self.first_tokens)
+                + _histogram("vllm:inter_token_latency_seconds", self.gaps)
             )
 
         @app.get("/fake/state")
@@ -443,6 +445,19 @@ def _logprobs(token: int, top: int) -> dict[str, Any]:
     likeliest = {f"token_id:{token + place}": -0.5 - place for place in range(top + 1)}
     name = f"token_id:{token}"
     return {"tokens": [name], "token_logprobs": [-0.5], "top_logprobs": [likeliest], "text_offset": [0]}
+
+
+def _observe(counts: list[int], seconds: float) -> None:
+    for place, bound in enumerate(BOUNDS):
+        counts[place] += seconds <= bound
+
+
+def _histogram(name: str, counts: list[int]) -> str:
+    bounds = [str(bound) if bound < float("inf") else "+Inf" for bound in BOUNDS]
+    buckets = [f'{name}_bucket{{le="{bound}"}} {count}' for bound, count in zip(bounds, counts, strict=True)]
+    return "\n".join(
+        [f"# TYPE {name} histogram", *buckets, f"{name}_count {counts[-1]}", f"{name}_sum 0", ""]
+    )
 
 
 def _event(data: Any) -> bytes:
