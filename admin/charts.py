@@ -137,7 +137,7 @@ def engine_plot(plot: Plot, points: Sequence[RatePoint]) -> go.Figure:
             hovertemplate=f"%{{y:,.4~g}}{plot.unit} {name}<extra></extra>",
         )
     figure.update_layout(
-        margin={"l": 44, "r": 6, "t": 20 if len(plot.lines) > 1 else 6, "b": 22},
+        margin={"l": 44, "r": 16, "t": 20 if len(plot.lines) > 1 else 6, "b": 22},
         legend=_legend(),
         showlegend=len(plot.lines) > 1,
         hovermode="x",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from admin.palette import SEQUENTIAL, TIERS, USES
+from admin.palette import DIVERGING, SEQUENTIAL, TIERS, USES
 from admin.snapshot import MemorySnapshot, Pool
 from admin.text import bytes_text
 
@@ -54,6 +54,36 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
         margin={"l": 46, "r": 8, "t": 8, "b": 40},
         xaxis=_cell_axis("Layer", layers),
         # Head 0 at the top, as in a matrix.
+        yaxis={**_cell_axis("KV head", kv_heads), "autorange": "reversed"},
+    )
+    return go.Figure(trace, look)
+
+
+def difference_map(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> go.Figure:
+    """Heat map of ``second`` minus ``first``, both ``[layer][head]`` budgets: what heads gain and lose."""
+    layers, kv_heads = len(first), len(first[0])
+    gained = [
+        [round(new - old, 4) for old, new in zip(*rows, strict=True)]
+        for rows in zip(first, second, strict=True)
+    ]
+    most = max(0.01, max(abs(value) for row in gained for value in row))
+    trace = go.Heatmap(
+        x=list(range(layers)),
+        y=list(range(kv_heads)),
+        z=_transposed(gained),
+        zmin=-most,
+        zmax=most,
+        xgap=1,
+        ygap=1,
+        colorscale=DIVERGING,
+        colorbar={"thickness": 10, "outlinewidth": 0, "ypad": 4, "tickformat": "+.0%", "nticks": 5},
+        hovertemplate="<b>Layer %{x}, KV head %{y}</b><br>%{z:+.1%} of its history<extra></extra>",
+    )
+    look = layout(height=max(170, 90 + 26 * min(kv_heads, 24)), revision="difference")
+    look.update(
+        meta={"min_width": 110 + _CELL_MIN_WIDTH * layers, "narrow_colorbar": _narrow_colorbar(())},
+        margin={"l": 46, "r": 8, "t": 8, "b": 40},
+        xaxis=_cell_axis("Layer", layers),
         yaxis={**_cell_axis("KV head", kv_heads), "autorange": "reversed"},
     )
     return go.Figure(trace, look)

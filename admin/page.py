@@ -33,7 +33,7 @@ def build_admin(console: Console) -> gr.Blocks:
         tabs: dict[str, gr.Tab] = {}
 
         def tab(name: str, label: str) -> gr.Tab:
-            tabs[name] = gr.Tab(label, id=name)
+            tabs[name] = gr.Tab(label, id=name, elem_id=f"tab-{name}")
             return tabs[name]
 
         with gr.Tabs():

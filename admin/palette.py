@@ -23,6 +23,9 @@ SEQUENTIAL: list[tuple[float, str]] = [
     (1.0, "#0d9488"),
 ]
 
+# Less, the same, more.
+DIVERGING: list[tuple[float, str]] = [(0.0, "#cf6a54"), (0.5, "#e6e4df"), (1.0, "#0d9488")]
+
 TIERS = (
     "#127d76",
     "#31a297",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from db.store import Store
 from tangram.errors import ProfileError, TangramError
-from tangram.profile_summary import advice, compare, describe
+from tangram.profile_summary import advice, compare, costs, describe
 from tangram.shipped import INDEX, folder
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,16 @@ class Profiles:
             return await asyncio.to_thread(compare, one, other, retention, alpha)
         except ProfileError as error:
             raise BadRequest(f"{error}.") from error
+
+    async def costs(self, name: str, config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, int]:
+        """Bytes that conversations of these lengths would hold with a profile, at an engine's settings; empty
+        where that cannot be said. Raises Missing."""
+        entry = await self.entry(name)
+        try:
+            return await asyncio.to_thread(costs, entry.path, config, lengths)
+        except TangramError as error:
+            log.info("the cost of profile %s is not known: %s", name, error)
+            return {}
 
     async def advice(self, name: str) -> dict[str, Any]:
         """Coverage and cost of safety margins by a profile's samples. Raises Missing, BadRequest."""

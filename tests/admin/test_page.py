@@ -32,6 +32,11 @@ class Viewer:
         wanted = {self.parts[name] for name in changes}
         return next(event for event in self.events if wanted <= set(event["outputs"]) and not event["queue"])
 
+    def opening(self, tab: str) -> dict[str, Any]:
+        """The event of a tab that is opened; it takes the map's view, conversation and tier, and words."""
+        part = self.parts[f"tab-{tab}"]
+        return next(event for event in self.events if [part, "select"] in event["targets"])
+
     async def send(self, event: dict[str, Any], *values: Any) -> dict[str, Any]:
         """Send an event; the answer by the components' names."""
         answer = await self.http.post(
