@@ -77,7 +77,11 @@ def build(console: Console) -> AuditTab:
             apply_default_css=False,
         )
         words = gr.Textbox(
-            "", label="Find", placeholder="a name, engine.tune, an address", elem_id="audit-words"
+            "",
+            label="Find",
+            placeholder="a name, engine.tune, an address",
+            elem_id="audit-words",
+            elem_classes=["framed"],
         )
         entries = live_html("audit")
     tab = AuditTab(console, [words], [entries])

@@ -203,7 +203,9 @@ def build(console: Console) -> ProfilesTab:
             )
             alpha = gr.Number(1, step=0.1, label="Safety margin", elem_id="calibration-alpha")
             oracle = gr.Dropdown(ORACLES, value="kvzip", label="Judge", elem_id="calibration-oracle")
-            estimate = gr.HTML(elem_id="calibration-estimate", apply_default_css=False)
+            estimate = gr.HTML(
+                estimate_line(calibration, 50, 3072), elem_id="calibration-estimate", apply_default_css=False
+            )
             with gr.Accordion("Log", open=False) as accordion:
                 log = gr.HTML(elem_id="calibration-log", apply_default_css=False)
     # In the page but not seen, as in the tab "Tune".

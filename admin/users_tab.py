@@ -133,7 +133,14 @@ def build(console: Console) -> UsersTab:
     with gr.Row(elem_classes=["two", "tune"]):
         with gr.Column(elem_classes=["tc-panel"], min_width=280):
             gr.HTML("<h2>Invite somebody</h2>", apply_default_css=False)
-            note = gr.Textbox("", label="Whom it is for", max_lines=1, max_length=200, elem_id="invite-note")
+            note = gr.Textbox(
+                "",
+                label="Whom it is for",
+                max_lines=1,
+                max_length=200,
+                elem_id="invite-note",
+                elem_classes=["framed"],
+            )
             admin = gr.Checkbox(False, label="As an administrator", elem_id="invite-admin")
             invite = gr.Button("Make a link", variant="primary", size="sm", elem_id="invite-make")
             made = live_html("invite-made")

@@ -182,6 +182,7 @@ class Supervisor(EngineSupervisor):
         self.gate = asyncio.Event()
         self.gate.set()
         self.applied: list[Overrides] = []
+        self.models: list[str] = []
         self._status = replace(self._status, state=EngineState.READY, model="SmolLM2-135M-Instruct")
 
     def reader(self) -> Engine:
@@ -213,6 +214,8 @@ class Supervisor(EngineSupervisor):
             if self.refuse:
                 raise EngineStartFailed(self.refuse, rolled_back=True)
             self.applied.append(overrides)
+            if model is not None:
+                self.models.append(model)
             self.engine.data = {**self.engine.data, "config": {**self.engine.data["config"], **overrides}}
         finally:
             self._set(EngineState.READY, phase="")
