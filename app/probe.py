@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from app.errors import AppError
 from app.supervisor import EngineSupervisor
-from tangram.completion import CompletionRequest
+from tangram.client import CompletionRequest
 from tangram.errors import TangramError
 
 QUESTIONS = 6
@@ -83,7 +83,7 @@ class Probe:
                 return await self._ask(began)
         except (AppError, TangramError, TimeoutError) as error:
             took = time.monotonic() - began
-            return ProbeResult(seconds=took, error=f"no answer: {error or 'it took too long'}")
+            return ProbeResult(seconds=took, error=f"no answer: {str(error) or 'it took too long'}")
 
     async def _ask(self, began: float) -> ProbeResult | None:
         engine, templating = self._supervisor.client, self._supervisor.templating
