@@ -16,6 +16,7 @@ import gradio as gr
 
 from admin.access import SignedIn
 from admin.console import Console
+from admin.findings import findings, findings_panel
 from admin.guarded import guarded
 from admin.live_html import live_html
 from admin.panels import notice, table
@@ -40,12 +41,13 @@ class HealthTab:
 
     async def values(self) -> list[Any]:
         """Values for :attr:`outputs`."""
-        watch = self.console.watch
+        watch, engine = self.console.watch, await engine_versions(self.console)
         return [
+            findings_panel(findings(engine)),
             disk_panel(watch.disk),
             backups_panel(watch.backups),
             drill_panel(self.console.services.backups.drill),
-            versions_panel(await engine_versions(self.console)),
+            versions_panel(engine),
         ]
 
 
@@ -123,6 +125,9 @@ def versions_panel(engine: Mapping[str, Any]) -> str:
 
 def build(console: Console) -> HealthTab:
     """Create the components; call inside ``gr.Blocks``."""
+    with gr.Column(elem_classes=["tc-panel"]):
+        gr.HTML("<h2>Findings</h2>", apply_default_css=False)
+        found = live_html("findings")
     with gr.Row(elem_classes=["two"]):
         with gr.Column(elem_classes=["tc-panel"], min_width=280):
             gr.HTML("<h2>Disk</h2>", apply_default_css=False)
@@ -139,7 +144,7 @@ def build(console: Console) -> HealthTab:
                 )
             said = live_html("backup-said")
             drill = live_html("drill")
-    tab = HealthTab(console, [disk, backups, drill, versions])
+    tab = HealthTab(console, [found, disk, backups, drill, versions])
     service = console.services.backups
 
     async def back_up(user: SignedIn) -> list[Any]:

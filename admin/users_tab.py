@@ -17,6 +17,7 @@ from admin.guarded import guarded
 from admin.live_html import button, live_html
 from admin.panels import notice, table
 from admin.text import ago_text, count_text
+from admin.tuning import number
 from app.errors import AppError
 from app.people import IssuedLink
 from db.errors import DbError
@@ -102,9 +103,10 @@ def whole_or_none(name: str, value: Any) -> int | None:
     """A number of the form; None where the field is empty. Raises :class:`TuneError`."""
     if value is None or value == "":
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+    found = number(name, value)
+    if found < 0 or found != int(found):
         raise TuneError(f"{name} must be a whole number, 0 or more, or empty for the default.")
-    return int(value)
+    return int(found)
 
 
 async def attempt(work: Callable[[], Awaitable[str]]) -> str:

@@ -372,7 +372,12 @@ class FakeEngine:
 
         @app.get("/tangram/status")
         async def status(request: Request) -> Response:
-            about = {"version": "0", "vllm": "imitated", "kernels": "none", "profile": self.config.profile}
+            about = {"version": "0", "vllm": "imitated", "kernels": "none"} | {
+                "profile": self.config.profile or "uniform",
+                "pool": {"total_pages": TOTAL_PAGES},
+                "geometry": {"row_width": self.geometry.row_width(self.config.max_model_len)},
+                "model": {"max_model_len": self.config.max_model_len},
+            }
             return refused(request) or JSONResponse(about)
 
         @app.post("/tangram/preview")
