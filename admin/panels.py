@@ -52,7 +52,7 @@ def state_pill(state: str) -> str:
     return f'<span class="pill {tone}"><i></i>Engine {escape(state)}</span>'
 
 
-def header(state: str, model: str, uptime: float | None, alerts: int = 0) -> str:
+def header(state: str, model: str, uptime: float | None, alerts: Sequence[Alert] = ()) -> str:
     """Title line: product, model, state, how many alerts there are, link back to the chat."""
     up = f'<span class="muted">up {duration_text(uptime)}</span>' if uptime is not None else ""
     name = f'<span class="muted model" title="{escape(model)}">{escape(model)}</span>' if model else ""
@@ -65,9 +65,11 @@ def header(state: str, model: str, uptime: float | None, alerts: int = 0) -> str
     )
 
 
-def _alerts_pill(count: int) -> str:
+def _alerts_pill(alerts: Sequence[Alert]) -> str:
+    count = len(alerts)
     words = "1 alert" if count == 1 else f"{count} alerts" if count else "No alerts"
-    return f'<span class="pill {"warn" if count else "good"}"><i></i>{words}</span>'
+    tone = "bad" if any(alert.tone == "bad" for alert in alerts) else "warn" if count else "good"
+    return f'<span class="pill {tone}"><i></i>{words}</span>'
 
 
 def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None) -> str:

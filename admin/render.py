@@ -99,12 +99,14 @@ class Renderer:
         snapshot = self._sampler.latest.snapshot
         return panels.config_table(snapshot) if snapshot else ""
 
-    def away(self) -> str:
-        """A banner while the engine does not answer."""
+    def away(self, *, short: bool = False) -> str:
+        """A banner while the engine does not answer; ``short`` where an alert says why already."""
         sample = self._sampler.latest
         if sample.error is None:
             return ""
         shown = " The numbers below are the last ones seen." if sample.snapshot else ""
+        if short:
+            return panels.notice(shown.strip(), "warn")
         return panels.notice(f"The engine does not answer now: {sample.error}{shown}", "warn")
 
     def _once(self, kind: str, variant: str, make: Callable[[], str]) -> str:

@@ -24,10 +24,11 @@ class Top:
         """Values for :attr:`outputs`."""
         status, alerts = self.console.engine.status, self.console.watch.alerts
         uptime = max(0.0, time() - status.since / 1000) if status.ready else None
-        away = self.console.renderer.away()
+        down = any(alert.name == "engine_down" for alert in alerts)
+        away = self.console.renderer.away(short=down)
         state = "stalled" if status.stalled else "paused" if self.console.engine.held else status.state.value
         return [
-            panels.header(state, status.model, uptime, len(alerts)),
+            panels.header(state, status.model, uptime, alerts),
             panels.alerts_panel(alerts),
             gr.update(value=away, visible=bool(away)),
             self.console.renderer.cards(),
