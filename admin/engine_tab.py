@@ -16,7 +16,7 @@ from admin.errors import TuneError
 from admin.guarded import guarded
 from admin.live_html import live_html
 from admin.live_plot import live_plot
-from admin.panels import notice
+from admin.panels import doing_text, notice
 
 LOG_LINES = 200
 BUNDLED = "The bundled model"
@@ -49,7 +49,7 @@ class EngineTab:
             *renderer.engine_plots(),
             state_panel(status, held, console.services.queue.waiting),
             requests_table(console.services.active.running(), console.owners.of_user),
-            job_panel(console.jobs.job, status.phase or status.state.value),
+            job_panel(console.jobs.job, doing_text(status)),
             gr.update(value="Accept again" if held else "Pause", interactive=status.ready or held),
             renderer.counters(),
             renderer.config(),

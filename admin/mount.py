@@ -105,7 +105,7 @@ def mount_console(app: FastAPI, console: Console) -> None:
         ),
         Route(
             f"{PATH}/backups/{{name}}",
-            backup_response(console.services.backups),
+            backup_response(console),
             middleware=[door],
             include_in_schema=False,
         ),

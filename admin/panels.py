@@ -15,6 +15,7 @@ from admin.text import (
     times_less_text,
 )
 from app.alerts import Alert
+from app.supervisor import EngineStatus
 from app.ui.brand import logo_svg
 
 CONFIG_LABELS: Mapping[str, str] = {
@@ -44,6 +45,11 @@ def notice(text: str, tone: str = "info") -> str:
     if not text:
         return ""
     return f'<div class="notice {escape(tone)}" role="status">{escape(text)}</div>'
+
+
+def doing_text(status: EngineStatus) -> str:
+    """What a change of the engine is at: its phase, or the check before and after."""
+    return status.phase or ("checking that it finds details" if status.ready else status.state.value)
 
 
 def state_pill(state: str) -> str:

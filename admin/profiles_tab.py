@@ -15,7 +15,7 @@ from admin.errors import TuneError
 from admin.figures import difference_map
 from admin.guarded import guarded
 from admin.live_plot import live_plot
-from admin.panels import notice
+from admin.panels import doing_text, notice
 from admin.profile_panels import (
     activation_panel,
     calibration_panel,
@@ -68,7 +68,7 @@ class ProfilesTab:
         return [
             state_notice(used, status.ready and console.sampler.latest.snapshot is not None),
             profiles_table(entries, used),
-            activation_panel(console.profiles.activation, status.phase or status.state),
+            activation_panel(console.profiles.activation, doing_text(status)),
             calibration_panel(console.calibration.record),
             repr([entry.name for entry in entries]),
             *buttons(console.calibration.record),

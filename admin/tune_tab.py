@@ -11,7 +11,7 @@ from admin.access import SignedIn
 from admin.console import Console
 from admin.errors import TuneError
 from admin.guarded import Handler, guarded
-from admin.panels import notice
+from admin.panels import doing_text, notice
 from admin.preview import preview_panel
 from admin.sliders import slider
 from admin.text import duration_text
@@ -73,8 +73,7 @@ def progress_panel(console: Console) -> str:
     if job is None:
         return ""
     if job.outcome is None:
-        status = console.engine.status
-        doing = status.phase or status.state
+        doing = doing_text(console.engine.status)
         return notice(f"Restarting the engine, {duration_text(job.elapsed)} so far: {doing}.", "info")
     tone = "good" if job.outcome == "applied" else "bad"
     return notice(f"{job.message} ({duration_text(job.elapsed)})", tone)

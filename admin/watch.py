@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from admin.owners import Owners
 from admin.sampler import Sample, Sampler
+from admin.series import GENERATED, PROMPT
 from app.alerts import RECENT_MINUTES, Alert, Facts, judge
 from app.backups import Backup
 from app.services import Services
@@ -140,6 +141,7 @@ def _running(sample: Sample) -> list[tuple[str, int]]:
 
 
 def _progress(sample: Sample) -> Hashable:
-    """Changes with every step that computes something."""
+    """Changes with every step that computes something, and not because somebody else comes to wait."""
     counters = sample.snapshot.counters if sample.snapshot is not None else {}
-    return (tuple(_running(sample)), tuple(sorted(counters.items())), tuple(sorted(sample.values.items())))
+    written = (sample.values.get(GENERATED), sample.values.get(PROMPT))
+    return (tuple(_running(sample)), tuple(sorted(counters.items())), written)

@@ -110,6 +110,8 @@ async def test_each_tab_answers_when_it_is_opened_and_only_administrators(instal
         backup = await installed.services.backups.make(await user_id(installed, "ann"))
         got = await http.get(f"/admin/backups/{backup.name}")
         assert got.content == backup.path.read_bytes()
+        trail = await installed.services.store.list_audit()
+        assert (trail[0].action, trail[0].after) == ("backup.download", {"backup": backup.name})
         assert (await http.get("/admin/backups/no.sqlite3")).status_code == 404
         assert (await http.get("/admin/backups/..%2Fdb%2Fchat.sqlite3")).status_code == 404
     for name in (None, "bob"):

@@ -81,8 +81,9 @@ async def test_an_engine_that_hangs_is_not_ready_and_then_replaced(
     await at(0.0)
     await at(59.0)
     assert not bench.supervisor.status.stalled
+    engine.metrics += "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 7\n"
     await at(61.0)
-    assert bench.supervisor.status.stalled
+    assert bench.supervisor.status.stalled, "others who come to wait are no progress"
     assert names(watch)[0] == "engine_stalled"
     assert said == []
     engine.data = {**engine.data, "counters": {**engine.data["counters"], "seals": 99}}
