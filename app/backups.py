@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
-import tempfile
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.audit import AuditLog
 from app.errors import AlreadyRunning, Missing
-from db.check import check
 from db.database import Database
+from db.drill import rehearse
 from db.maintenance import back_up_now
-from db.restore import restore
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.sqlite3")
-_COUNTED = ("users", "conversations", "messages")
 
 
 @dataclass(frozen=True)
@@ -122,16 +117,5 @@ class _Once:
 
 def _rehearse(backup: Backup) -> Drill:
     began = time.monotonic()
-    counts: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="tangram-drill-") as folder:
-        target = Path(folder) / "db" / "chat.sqlite3"
-        try:
-            restore(target, Path(folder) / "backups", backup.path)
-            findings = check(target)
-            with closing(sqlite3.connect(target)) as connection:
-                for table in _COUNTED:
-                    query = f"SELECT count(*) FROM {table}"  # noqa: S608 - names of our own
-                    counts[table] = connection.execute(query).fetchone()[0]
-        except Exception as error:  # whatever it is, it is the drill's result
-            findings = [f"it cannot be restored: {error}"]
+    findings, counts = rehearse(backup.path)
     return Drill(backup.name, tuple(findings), counts, time.time(), time.monotonic() - began)
