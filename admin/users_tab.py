@@ -146,6 +146,19 @@ def build(console: Console) -> UsersTab:
             admin = gr.Checkbox(False, label="As an administrator", elem_id="invite-admin")
             invite = gr.Button("Make a link", variant="primary", size="sm", elem_id="invite-make")
             made = live_html("invite-made")
+            with gr.Accordion("Or make an account yourself", open=False, elem_id="create-user"):
+                new_name = gr.Textbox(
+                    "", label="Name", max_lines=1, elem_classes=["framed"], elem_id="create-name"
+                )
+                password = gr.Textbox(
+                    "",
+                    label="Password, to be changed by them",
+                    type="password",
+                    max_lines=1,
+                    elem_classes=["framed"],
+                    elem_id="create-password",
+                )
+                create = gr.Button("Make the account", variant="secondary", size="sm", elem_id="create-make")
         with gr.Column(elem_classes=["tc-panel"], min_width=280):
             gr.HTML("<h2>Open links</h2>", apply_default_css=False)
             links = live_html("links")
@@ -188,6 +201,16 @@ def build(console: Console) -> UsersTab:
 
         return [await attempt(work), "", False, *await tab.values()]
 
+    async def make_account(user: Any, name: str, secret: str, as_admin: bool) -> list[Any]:
+        async def work() -> str:
+            created = await people.create(user, str(name), str(secret), is_admin=bool(as_admin))
+            return notice(f"{created.name} can sign in now.", "good")
+
+        words = await attempt(work)
+        settled = "notice bad" not in words
+        await console.owners.refresh()
+        return [words, "" if settled else name, "", False if settled else as_admin, *await tab.values()]
+
     async def revoke(user: Any, event: dict[str, Any]) -> list[Any]:
         async def work() -> str:
             await people.revoke_link(user, str(event.get("name", "")))
@@ -219,6 +242,13 @@ def build(console: Console) -> UsersTab:
         guarded(access, make, with_user=True, with_request=True),
         [note, admin],
         [made, note, admin, *tab.outputs],
+        trigger_mode="once",
+        **options,
+    )
+    create.click(
+        guarded(access, make_account, with_user=True),
+        [new_name, password, admin],
+        [made, new_name, password, admin, *tab.outputs],
         trigger_mode="once",
         **options,
     )

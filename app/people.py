@@ -77,6 +77,17 @@ class People:
         )
         return IssuedLink(link, _path("invite", token))
 
+    async def create(
+        self, actor: UserView | None, name: str, password: str, *, is_admin: bool = False
+    ) -> UserView:
+        """An account without an invitation; the password is told by other means. Raises BadRequest, Conflict."""
+        check_new(name, password)
+        hashed = await self._passwords.hash(password)
+        user = await self._store.create_user(name.strip(), hashed, is_admin)
+        made = {"user_id": user.id, "name": user.name, "is_admin": is_admin}
+        await self._audit.record(_id(actor), "user.create", None, made)
+        return user
+
     async def reset_password(
         self, actor: UserView | None, user_id: str, *, hours: int | None = None
     ) -> IssuedLink:

@@ -15,6 +15,7 @@ from admin.health_tab import backups_panel, disk_panel, drill_panel, versions_pa
 from admin.users_tab import links_table, quota_text, users_table, whole_or_none
 from admin.watch import Disk
 from app.backups import Backup, Drill
+from app.errors import BadRequest
 from db.views import AuditView, LinkView, PersonView, QuotaView
 from tests.admin.conftest import Installed
 from tests.admin.test_page import Viewer, sampled
@@ -118,6 +119,20 @@ async def test_each_tab_answers_when_it_is_opened_and_only_administrators(instal
         async with installed.client(name) as http:
             refused = await http.get(f"/admin/backups/{backup.name}")
             assert refused.status_code == (401 if name is None else 403)
+
+
+async def test_an_account_is_made_without_an_invitation(installed: Installed) -> None:
+    people, store = installed.services.people, installed.services.store
+    async with installed.client("ann", is_admin=True):
+        ann = await store.user_by_name("ann")
+    made = await people.create(ann, " kim ", "a long enough password")
+    assert (made.name, made.is_admin) == ("kim", False)
+    with pytest.raises(BadRequest):
+        await people.create(ann, "lee", "short")
+    (entry, *_) = await store.list_audit()
+    assert (entry.action, entry.after["name"]) == ("user.create", "kim")
+    assert ann is not None
+    assert entry.user_id == ann.id
 
 
 async def user_id(installed: Installed, name: str) -> str:
