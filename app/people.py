@@ -80,7 +80,7 @@ class People:
     async def create(
         self, actor: UserView | None, name: str, password: str, *, is_admin: bool = False
     ) -> UserView:
-        """An account without an invitation; the password is told by other means. Raises BadRequest, Conflict."""
+        """An account without an invitation; its password is told otherwise. Raises BadRequest, Conflict."""
         check_new(name, password)
         hashed = await self._passwords.hash(password)
         user = await self._store.create_user(name.strip(), hashed, is_admin)
