@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,6 +29,12 @@ PING_SECONDS = 15.0
 _HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 
 
+class Closable(Protocol):
+    """What holds something until it is closed; closing it again does nothing."""
+
+    async def aclose(self) -> None: ...
+
+
 class ClientGone(Exception):
     """The client closed the connection before there was an answer."""
 
@@ -48,20 +54,32 @@ def encode_data(data: Any) -> bytes:
 class EventStream(Response):
     """Sends what `events` yields, with a comment now and then that keeps the connection open.
 
-    When the client goes away, `events` is cancelled at once, even while it waits, and closed.
+    When the client goes away, `events` is cancelled at once, even while it waits, and closed; so is `source`,
+    from which they come and which has begun before them.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, ping: float = PING_SECONDS) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: Closable | None = None,
+        *,
+        ping: float = PING_SECONDS,
+    ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
+        self._source = source
         self._ping = ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGone):
-            await _while_connected(receive, self._send(send))
+        try:
+            with contextlib.suppress(ClientGone):
+                await _while_connected(receive, self._send(send))
+        finally:  # also where the client was gone before the first event was asked for
+            if self._source is not None:
+                await self._source.aclose()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

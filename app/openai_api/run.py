@@ -30,6 +30,7 @@ class Run:
         self._owner = owner
         self._stopped = asyncio.Event()
         self._usages: list[Usage] = []
+        self._ended = False
         self._chunks = services.queue.stream(owner, self._read(engine, requests))
 
     @property
@@ -64,6 +65,10 @@ class Run:
         finally:
             await self._end(ended, failure)
 
+    async def aclose(self) -> None:
+        """Stop, if it has not ended."""
+        await self._end("stopped", None)
+
     async def _read(
         self, engine: EngineClient, requests: Sequence[CompletionRequest]
     ) -> AsyncGenerator[CompletionChunk, None]:
@@ -82,6 +87,9 @@ class Run:
 
     async def _end(self, status: str, failure: BaseException | None) -> None:
         await self._chunks.aclose()
+        if self._ended:
+            return
+        self._ended = True
         if is_engines_fault(failure):
             self._services.supervisor.check_now()
         self._job.usage = self.usage if self._usages else None

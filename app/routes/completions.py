@@ -54,7 +54,7 @@ async def completions(body: CompletionBody, request: Request, user: User, servic
     if not body.stream:
         return JSONResponse(await until_disconnect(request, _whole(run, answer)))
     first = await until_disconnect(request, run.first())
-    return EventStream(_chunks(run, first, answer, body.include_usage))
+    return EventStream(_chunks(run, first, answer, body.include_usage), run)
 
 
 class _Answer:

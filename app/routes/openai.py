@@ -69,7 +69,7 @@ async def chat_completions(
     if not body.stream:
         return JSONResponse(await until_disconnect(request, _whole(run, asked, stream)))
     first = await until_disconnect(request, run.first())
-    return EventStream(_chunks(run, first, asked, stream))
+    return EventStream(_chunks(run, first, asked, stream), run)
 
 
 @dataclass(frozen=True)

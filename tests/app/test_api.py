@@ -238,6 +238,28 @@ async def test_quiet_streams_are_pinged_and_end_with_the_client() -> None:
             await closed.wait()
 
 
+async def test_what_events_come_from_is_closed_even_if_none_was_asked_for() -> None:
+    """The client is gone before the answer begins, when an engine may have been working for it already."""
+    begun, closed = asyncio.Event(), asyncio.Event()
+
+    class Source:
+        async def aclose(self) -> None:
+            closed.set()
+
+    async def events() -> Any:
+        begun.set()
+        yield b"data: first\n\n"
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    await EventStream(events(), Source())({"type": "http"}, gone, send)
+    assert (begun.is_set(), closed.is_set()) == (False, True)
+
+
 async def _until(lines: Any, text: str, times: int) -> AsyncIterator[str]:
     async for line in lines:
         yield line

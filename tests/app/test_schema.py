@@ -126,5 +126,5 @@ def test_every_answer_fits_the_description(target: Target, mode: GenerationMode)
         succeeded = {label for label, codes in seen.items() if codes & {200, 201, 204}}
         assert {"POST /v1/completions", "POST /v1/chat/completions", "GET /v1/models"} <= seen.keys()
         with_a_key = {label for label, codes in seen.items() if codes != {403}}  # the others want a sign-in
-        assert len(with_a_key) > 40
+        assert len(with_a_key) > 35
         assert len(succeeded) >= len(with_a_key) / 2

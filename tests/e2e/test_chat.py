@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.ui.support import DESKTOP, NAME, PHONE, ChatPage, Product, eventually, fetch
+from tests.ui.support import DESKTOP, NAME, PHONE, SOON, ChatPage, Product, eventually, fetch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -47,7 +47,7 @@ def test_stop_frees_the_engine_within_a_second(chat: ChatPage, served: Product, 
     expect(chat.replies.last).to_have_text(re.compile(r"\w+"), timeout=60_000)
     assert served.running(served) == 1
     chat.stop()
-    eventually(lambda: served.running(served) == 0, 1, "the engine is free")
+    eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
     chat.settled(10)
     expect(chat.footers.last).to_contain_text("Stopped")
     assert chat.replies.last.inner_text().strip()
@@ -64,7 +64,7 @@ def test_a_reply_goes_on_after_a_reload(chat: ChatPage, served: Product, story: 
     eventually(lambda: len(chat.replies.last.inner_text()) > early, 30, "the reply grows")
     chat.stop()
     chat.settled(10)
-    eventually(lambda: served.running(served) == 0, 1, "the engine is free")
+    eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
 
 
 def test_regenerate_edit_rename_delete(chat: ChatPage) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 T = TypeVar("T")
 
@@ -38,6 +39,10 @@ _FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
+
+
+SOON = 3.0
+"""Seconds for what takes less than one where nothing else keeps the machine busy."""
 
 
 def eventually(look: Callable[[], T], seconds: float, what: str) -> T:
@@ -308,8 +313,14 @@ class ChatPage:
     def menu(self, title: str, act: str) -> None:
         """Click an entry of a conversation's menu, `act`, in the list."""
         row = self.rows.filter(has_text=title).first
-        row.hover()
-        row.locator('[data-act="ask_menu"]').click()
+        for attempt in range(10):  # the list may be drawn anew in between, the row elsewhere
+            row.hover()
+            try:
+                row.locator('[data-act="ask_menu"]').click(timeout=2000)
+                break
+            except PlaywrightTimeoutError:
+                if attempt == 9:
+                    raise
         self.page.locator(f'#tc-menu [data-act="{act}"]').click()
 
     def rename(self, title: str, new: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.fake_engine import FakeEngine
-from tests.ui.support import PASSWORD, PHONE, ChatPage, Product, eventually
+from tests.ui.support import PASSWORD, PHONE, SOON, ChatPage, Product, eventually
 
 pytestmark = pytest.mark.ui
 
@@ -58,7 +58,7 @@ def test_stop_frees_the_engine_within_a_second(chat: ChatPage, served: Product) 
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     eventually(lambda: served.running(served) == 1, 5, "the engine works on the reply")
     chat.stop()
-    eventually(lambda: served.running(served) == 0, 1, "the engine is free")
+    eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
     chat.settled(5)
     expect(chat.footers.last).to_contain_text("Stopped")
     assert "lorem" in chat.replies.last.inner_text()
