@@ -14,7 +14,7 @@ from admin import figures
 from tangram.profile import load_profile_file
 from tests.admin.browser import AdminPage
 from tests.e2e.conftest import FAKE
-from tests.ui.support import ChatPage, Product, fetch
+from tests.ui.support import NAME, ChatPage, Product, fetch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -43,6 +43,8 @@ def test_the_map_changes_while_a_chat_runs(
         before = total(admin)
         chat.send(story)
         expect(admin.page.locator(".tag.good")).to_have_count(1, timeout=60_000)
+        running = admin.page.locator("#sequences tbody tr", has=admin.page.locator(".tag.good"))
+        expect(running).to_contain_text(NAME), "the engine's row is known to be this user's"
         started = grown_to(admin, before + 1)
         later = grown_to(admin, started + 90)
         assert later > started > before
