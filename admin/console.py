@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from admin.access import Access
+from admin.engine_jobs import EngineJobs
+from admin.owners import Owners
 from admin.render import Renderer
 from admin.sampler import Sampler
 from admin.tuning import TuneService
+from admin.watch import Watch
 from app.calibration import Calibration
 from app.profiles import Profiles
+from app.services import Services
 from app.supervisor import EngineSupervisor
 
 
@@ -24,3 +28,7 @@ class Console:
     engine: EngineSupervisor
     profiles: Profiles
     calibration: Calibration
+    services: Services
+    owners: Owners
+    watch: Watch
+    jobs: EngineJobs

@@ -7,16 +7,17 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from admin.history import PoolPoint
-from admin.palette import FREE, FULL, RESIDENT, RUNNING, SEQUENTIAL, TIERS
-from admin.snapshot import Heads, MemorySnapshot
-from admin.text import byte_ticks, bytes_text
+from admin.palette import DIVERGING, SEQUENTIAL, TIERS, USES
+from admin.snapshot import MemorySnapshot, Pool
+from admin.text import bytes_text
 
 BUDGET: Final = "Budget"
 TOKENS: Final = "Tokens kept now"
 PAGES: Final = "Pages now"
+SHARE: Final = "Share of pool"
+WASTE: Final = "Waste"
 TIER: Final = "Tier"
-MAP_VIEWS: Final = (BUDGET, TOKENS, PAGES, TIER)
+MAP_VIEWS: Final = (BUDGET, TOKENS, PAGES, SHARE, WASTE, TIER)
 
 _CELL_MIN_WIDTH = 9
 _LONGEST_TICKED = 40
@@ -25,26 +26,27 @@ _LONGEST_TICKED = 40
 def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
     """Heat map with one column a layer and one row a KV head.
 
-    ``view`` is one of :data:`MAP_VIEWS`; anything else raises ``ValueError``. Hovering shows all four values.
+    ``view`` is one of :data:`MAP_VIEWS`; anything else raises ``ValueError``. Hovering shows all values.
     ``layout.meta.min_width`` is the narrowest width in pixels at which cells stay readable. Where less is
     seen at a time, ``layout.meta.narrow_colorbar`` lays the colour bar flat above the cells.
     """
-    heads, layers, kv_heads = snapshot.heads, snapshot.layers, snapshot.kv_heads
+    layers, kv_heads = snapshot.layers, snapshot.kv_heads
     trace = go.Heatmap(
         x=list(range(layers)),
         y=list(range(kv_heads)),
-        z=_transposed(_view_values(heads, view)),
-        customdata=_hover_values(heads),
+        z=_transposed(_view_values(snapshot, view)),
+        customdata=_hover_values(snapshot),
         hovertemplate=(
             "<b>Layer %{x}, KV head %{y}</b><br>Tier %{customdata[0]}<br>Budget %{customdata[1]:.1%}<br>"
-            "Tokens kept %{customdata[2]:,}<br>Pages %{customdata[3]:,}<extra></extra>"
+            "Tokens kept %{customdata[2]:,}<br>Pages %{customdata[3]:,}<br>"
+            "Share of pool %{customdata[4]:.3%}<br>Waste %{customdata[5]:,.0f} token slots<extra></extra>"
         ),
         xgap=1,
         ygap=1,
         **_colours(snapshot, view),
     )
-    layout = _layout(height=max(210, 110 + 30 * min(kv_heads, 24)), revision="map")
-    layout.update(
+    look = layout(height=max(210, 110 + 30 * min(kv_heads, 24)), revision="map")
+    look.update(
         meta={
             "min_width": 110 + _CELL_MIN_WIDTH * layers,
             "narrow_colorbar": _narrow_colorbar(snapshot.tier_keep if view == TIER else ()),
@@ -54,18 +56,44 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
         # Head 0 at the top, as in a matrix.
         yaxis={**_cell_axis("KV head", kv_heads), "autorange": "reversed"},
     )
-    return go.Figure(trace, layout)
+    return go.Figure(trace, look)
+
+
+def difference_map(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> go.Figure:
+    """Heat map of ``second`` minus ``first``, both ``[layer][head]`` budgets: what heads gain and lose."""
+    layers, kv_heads = len(first), len(first[0])
+    gained = [
+        [round(new - old, 4) for old, new in zip(*rows, strict=True)]
+        for rows in zip(first, second, strict=True)
+    ]
+    most = max(0.01, max(abs(value) for row in gained for value in row))
+    trace = go.Heatmap(
+        x=list(range(layers)),
+        y=list(range(kv_heads)),
+        z=_transposed(gained),
+        zmin=-most,
+        zmax=most,
+        xgap=1,
+        ygap=1,
+        colorscale=DIVERGING,
+        colorbar={"thickness": 10, "outlinewidth": 0, "ypad": 4, "tickformat": "+.0%", "nticks": 5},
+        hovertemplate="<b>Layer %{x}, KV head %{y}</b><br>%{z:+.1%} of its history<extra></extra>",
+    )
+    look = layout(height=max(170, 90 + 26 * min(kv_heads, 24)), revision="difference")
+    look.update(
+        meta={"min_width": 110 + _CELL_MIN_WIDTH * layers, "narrow_colorbar": _narrow_colorbar(())},
+        margin={"l": 46, "r": 8, "t": 8, "b": 40},
+        xaxis=_cell_axis("Layer", layers),
+        yaxis={**_cell_axis("KV head", kv_heads), "autorange": "reversed"},
+    )
+    return go.Figure(trace, look)
 
 
 def pool_bar(snapshot: MemorySnapshot) -> go.Figure:
-    """One stacked horizontal bar: pages of running and of resident sequences, and free ones."""
+    """One stacked horizontal bar: the pool's pages by what holds them."""
     pool = snapshot.pool
-    figure = go.Figure(layout=_layout(height=44, revision="pool"))
-    for name, pages, colour in (
-        ("Running", pool.running, RUNNING),
-        ("Resident", pool.resident, RESIDENT),
-        ("Free", pool.free, FREE),
-    ):
+    figure = go.Figure(layout=layout(height=44, revision="pool"))
+    for name, pages, colour in pool_uses(pool):
         figure.add_bar(
             x=[pages],
             y=[""],
@@ -86,57 +114,16 @@ def pool_bar(snapshot: MemorySnapshot) -> go.Figure:
     return figure
 
 
-def pool_over_time(runs: Sequence[Sequence[PoolPoint]]) -> go.Figure:
-    """Bytes held over the last hour, stacked by kind, with what a full cache would have needed.
-
-    Each run has traces of its own, so that nothing is drawn between two of them.
-    """
-    figure = go.Figure(layout=_layout(height=240, revision="time"))
-    points = [point for run in runs for point in run]
-    newest = points[-1].time if points else 0.0
-    for number, run in enumerate(runs or [()]):
-        area = {"stackgroup": f"used {number}"}
-        for name, values, line, kind in (
-            ("Running", [point.running * point.page_bytes for point in run], _line(RUNNING), area),
-            ("Resident", [point.resident * point.page_bytes for point in run], _line(RESIDENT), area),
-            ("Full cache", [point.full_cache_bytes for point in run], _line(FULL, 1.5, "dot"), {}),
-        ):
-            figure.add_scatter(
-                x=[round(point.time - newest, 1) for point in run],
-                y=values,
-                name=name,
-                legendgroup=name,
-                showlegend=number == 0,
-                mode="lines",
-                line=line,
-                customdata=[bytes_text(value) for value in values],
-                hovertemplate=f"{name} %{{customdata}}<extra></extra>",
-                **kind,
-            )
-    sizes = ((point.running + point.resident) * point.page_bytes for point in points)
-    ticks = byte_ticks(max([1, *sizes, *(point.full_cache_bytes for point in points)]))
-    figure.update_layout(
-        margin={"l": 66, "r": 8, "t": 32, "b": 26},
-        legend=_legend(),
-        hovermode="closest",
-        xaxis=_time_axis(points),
-        yaxis={
-            "fixedrange": True,
-            "range": [0, ticks[-1] * 1.02],
-            "tickvals": ticks,
-            "ticktext": [bytes_text(tick) for tick in ticks],
-            "zeroline": False,
-        },
-    )
-    return figure
+def pool_uses(pool: Pool) -> list[tuple[str, int, str]]:
+    """(name, pages, colour) of what the pool's pages are held by; they add up to the pool."""
+    pages = (pool.ring, pool.sealed, pool.idle, pool.free)
+    return [(name, count, colour) for (name, colour), count in zip(USES, pages, strict=True)]
 
 
-def _line(colour: str, width: float = 1, dash: str = "solid") -> dict[str, Any]:
-    return {"width": width, "color": colour, "dash": dash}
-
-
-def _view_values(heads: Heads, view: str) -> Sequence[Sequence[float]]:
+def _view_values(snapshot: MemorySnapshot, view: str) -> Sequence[Sequence[float]]:
+    heads = snapshot.heads
     values = {BUDGET: heads.budget, TOKENS: heads.tokens_kept, PAGES: heads.pages, TIER: heads.tier}
+    values |= {SHARE: snapshot.share, WASTE: heads.waste}
     if view not in values:
         raise ValueError(f"unknown map view {view!r}")
     return values[view]
@@ -147,11 +134,11 @@ def _transposed(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def _hover_values(heads: Heads) -> list[list[list[float]]]:
-    per_layer = (
-        [list(cell) for cell in zip(*rows, strict=True)]
-        for rows in zip(heads.tier, heads.budget, heads.tokens_kept, heads.pages, strict=True)
-    )
+def _hover_values(snapshot: MemorySnapshot) -> list[list[list[float]]]:
+    heads = snapshot.heads
+    share = [[round(value, 7) for value in row] for row in snapshot.share]
+    tables = (heads.tier, heads.budget, heads.tokens_kept, heads.pages, share, heads.waste)
+    per_layer = ([list(cell) for cell in zip(*rows, strict=True)] for rows in zip(*tables, strict=True))
     return [list(column) for column in zip(*per_layer, strict=True)]
 
 
@@ -166,13 +153,17 @@ def _colours(snapshot: MemorySnapshot, view: str) -> dict[str, Any]:
             "colorscale": SEQUENTIAL,
             "colorbar": {**bar, "tickformat": ".0%", "nticks": 5},
         }
-    values = _view_values(snapshot.heads, view)
+    values = _view_values(snapshot, view)
     top = max((max(row, default=0) for row in values), default=0)
+    if view == SHARE:
+        form, least = ".2%", 1e-6
+    else:
+        form, least = ",d" if top < 10_000 else ".2s", 1
     return {
         "zmin": 0,
-        "zmax": max(top, 1),
+        "zmax": max(top, least),
         "colorscale": SEQUENTIAL,
-        "colorbar": {**bar, "tickformat": ",d" if top < 10_000 else ".2s", "nticks": 5},
+        "colorbar": {**bar, "tickformat": form, "nticks": 5},
     }
 
 
@@ -222,35 +213,7 @@ def _cell_axis(title: str, count: int) -> dict[str, Any]:
     }
 
 
-def _time_axis(points: Sequence[PoolPoint]) -> dict[str, Any]:
-    """A few round minutes, counted back from now, so that labels need neither a date nor a time zone."""
-    newest = points[-1].time if points else 0.0
-    span = newest - points[0].time if points else 0.0
-    step = next((minutes for minutes in (1, 2, 5, 10) if span <= minutes * 60 * 4), 20)
-    back = range(int(span // 60) // step * step, -1, -step)
-    return {
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
-        "range": [min(-60.0, -span), max(1.0, 0.02 * span)],
-        "tickvals": [-60 * minutes for minutes in back],
-        "ticktext": ["now" if minutes == 0 else f"−{minutes} min" for minutes in back],
-        "tickangle": 0,
-    }
-
-
-def _legend() -> dict[str, Any]:
-    return {
-        "orientation": "h",
-        "x": 0,
-        "y": 1.02,
-        "yanchor": "bottom",
-        "traceorder": "normal",
-        "itemwidth": 30,
-    }
-
-
-def _layout(height: int, revision: str) -> dict[str, Any]:
+def layout(height: int, revision: str) -> dict[str, Any]:
     """Common layout. A constant ``uirevision`` keeps zoom, legend and hover while data changes."""
     return {
         "template": "none",

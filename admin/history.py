@@ -13,7 +13,7 @@ from admin.snapshot import MemorySnapshot
 HOUR_SECONDS = 3600.0
 CHART_POINTS = 240
 # Two points further apart have missing samples between them. A slow answer is not a missing one, hence more
-# than the two seconds between samples; of stored points there is only one in ten seconds.
+# than the second, or the five, between samples; of stored points there is only one in ten seconds.
 LONGEST_STEP_SECONDS = 12.0
 LONGEST_STORED_STEP_SECONDS = 30.0
 
@@ -23,7 +23,8 @@ class PoolPoint:
     """Pool use at one moment; ``time`` in Unix seconds, sizes in bytes, the rest in pages or counts."""
 
     time: float
-    running: int
+    ring: int
+    sealed: int
     resident: int
     free: int
     page_bytes: int
@@ -41,8 +42,9 @@ class PoolPoint:
         counters = snapshot.counters
         return cls(
             time=snapshot.time,
-            running=snapshot.pool.running,
-            resident=snapshot.pool.resident,
+            ring=snapshot.pool.ring,
+            sealed=snapshot.pool.sealed,
+            resident=snapshot.pool.idle,
             free=snapshot.pool.free,
             page_bytes=snapshot.pool.page_bytes,
             used_bytes=snapshot.used_bytes,

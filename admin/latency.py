@@ -67,7 +67,7 @@ def parse_histograms(text: str) -> dict[str, Histogram]:
 
 @dataclass
 class LatencyWindow:
-    """Keeps the readings of about five minutes and answers quantiles over them."""
+    """Keeps the readings of some minutes and answers quantiles over them."""
 
     _readings: deque[Mapping[str, Histogram]] = field(default_factory=lambda: deque(maxlen=_READINGS))
 
@@ -78,6 +78,14 @@ class LatencyWindow:
     def clear(self) -> None:
         """Forget everything (the engine was replaced)."""
         self._readings.clear()
+
+    def lately(self, name: str, share: float, readings: int) -> float | None:
+        """The same over the last so many readings only; ``None`` when nothing was observed in these."""
+        if len(self._readings) < 2:
+            return None
+        last = self._readings[-1].get(name)
+        first = self._readings[max(0, len(self._readings) - 1 - readings)].get(name)
+        return None if last is None or first is None else last.since(first).quantile(share)
 
     def quantile(self, name: str, share: float) -> float | None:
         """``share`` quantile in seconds of histogram ``name`` over the window, or ``None`` without data."""

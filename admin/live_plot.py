@@ -55,6 +55,10 @@ async function draw() {
   await Plotly.react(box, data, layout, { displayModeBar: false, responsive: false });
   if (!drawn) {
     drawn = true;
+    box.on('plotly_click', ({ points }) => {
+      const [point] = points;
+      trigger('act', { act: 'cell', name: `${point.x} ${point.y}` });
+    });
     new ResizeObserver(() => {
       if (!box.offsetWidth) return;
       if (seenOf(box.layout) !== seen) schedule();
@@ -75,7 +79,8 @@ schedule();
 
 
 def live_plot(name: str, label: str, height: int) -> gr.HTML:
-    """A place for figures given as ``figure.to_json()``; ``height`` pixels are reserved before the first."""
+    """A place for figures given as ``figure.to_json()``; ``height`` pixels are reserved before the first. A
+    click on a point is its event ``act``, with the point's ``x y`` as ``name``."""
     return gr.HTML(
         value="",
         html_template=(

@@ -20,11 +20,15 @@ from starlette.routing import Mount, Route
 from admin import live_plot, theme
 from admin.access import Access, AdminOnly
 from admin.console import Console
+from admin.downloads import backup_response
+from admin.engine_jobs import EngineJobs
+from admin.owners import Owners
 from admin.page import build_admin
 from admin.render import Renderer
-from admin.sampler import Sampler
+from admin.sampler import UNWATCHED_SECONDS, Sampler
 from admin.storage import PoolStorage
 from admin.tuning import TuneService
+from admin.watch import Watch
 from app.services import Services
 from tangram.client import EngineClient
 
@@ -37,15 +41,28 @@ def mount(app: FastAPI, services: Services) -> None:
     def engine() -> EngineClient:
         return services.engine
 
-    sampler = Sampler(engine, store=PoolStorage(services.database))
+    def watching() -> EngineClient:
+        return services.supervisor.watching
+
+    sampler = Sampler(
+        watching,
+        store=PoolStorage(services.database),
+        unwatched=UNWATCHED_SECONDS,
+        beside=lambda: (services.queue.waiting, services.metrics.replies("error")),
+    )
+    owners = Owners(services.active, services.store)
     console = Console(
         access=Access(services.accounts.identify),
         sampler=sampler,
-        renderer=Renderer(sampler),
+        renderer=Renderer(sampler, owners.of),
         tuning=TuneService(engine, services.engine_settings, sampler.poke),
         engine=services.supervisor,
         profiles=services.profiles,
         calibration=services.calibration,
+        services=services,
+        owners=owners,
+        watch=Watch(services, sampler, owners),
+        jobs=EngineJobs(sampler.poke),
     )
     services.profiles.on_change = sampler.poke
     app.state.console = console
@@ -86,6 +103,12 @@ def mount_console(app: FastAPI, console: Console) -> None:
             middleware=[door],
             include_in_schema=False,
         ),
+        Route(
+            f"{PATH}/backups/{{name}}",
+            backup_response(console),
+            middleware=[door],
+            include_in_schema=False,
+        ),
         Mount(PATH, AdminOnly(gradio_route.app, console.access), name="admin"),
     ]
     _run_with(app, console)
@@ -103,10 +126,13 @@ def _run_with(app: FastAPI, console: Console) -> None:
     async def with_console(running: Any) -> AsyncIterator[Any]:
         async with lifespan(running) as state:
             console.sampler.start()
+            console.watch.start()
             try:
                 yield state
             finally:
+                await console.jobs.stop()
                 await console.tuning.stop()
+                await console.watch.stop()
                 await console.sampler.stop()
 
     app.router.lifespan_context = with_console

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-RUNNING = "#0f766e"
-RESIDENT = "#5eead4"
-FREE = "rgba(128,140,155,0.22)"
-FULL = "#e07a3f"
+USES = (
+    ("Ring", "#b7791f"),
+    ("Sealed, running", "#0f766e"),
+    ("Resident", "#5eead4"),
+    ("Free", "rgba(128,140,155,0.22)"),
+)
+"""What a page of the pool can be held by: the raw tail or the sealed chunks of a running request, an idle
+conversation or a shared prefix, nobody."""
+FULL = "#e05252"
+PLOT = "#12a594"
+PLOT_SLOW = "#e07a3f"
 
 # Low to high, pale to saturated: both ends stand out from a light and from a dark page.
 SEQUENTIAL: list[tuple[float, str]] = [
@@ -15,6 +22,9 @@ SEQUENTIAL: list[tuple[float, str]] = [
     (0.7, "#41b0a6"),
     (1.0, "#0d9488"),
 ]
+
+# Less, the same, more.
+DIVERGING: list[tuple[float, str]] = [(0.0, "#cf6a54"), (0.5, "#e6e4df"), (1.0, "#0d9488")]
 
 TIERS = (
     "#127d76",

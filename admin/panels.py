@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from admin import palette
-from admin.snapshot import MemorySnapshot, Pool, SequenceRow
+from admin.snapshot import MemorySnapshot
 from admin.text import (
     bytes_text,
     count_text,
     duration_text,
     latency_text,
     percent_text,
-    short_id,
     times_less_text,
 )
+from app.alerts import Alert
+from app.supervisor import EngineStatus
 from app.ui.brand import logo_svg
-
-SHOWN_SEQUENCES = 25
 
 CONFIG_LABELS: Mapping[str, str] = {
     "retention": "Retention",
@@ -49,23 +47,35 @@ def notice(text: str, tone: str = "info") -> str:
     return f'<div class="notice {escape(tone)}" role="status">{escape(text)}</div>'
 
 
+def doing_text(status: EngineStatus) -> str:
+    """What a change of the engine is at: its phase, or the check before and after."""
+    return status.phase or ("checking that it finds details" if status.ready else status.state.value)
+
+
 def state_pill(state: str) -> str:
     """The engine's state as a coloured label."""
-    tone = {"ready": "good", "failed": "bad", "stopped": "bad"}.get(state, "warn")
+    tone = {"ready": "good", "failed": "bad", "stopped": "bad", "stalled": "bad"}.get(state, "warn")
     return f'<span class="pill {tone}"><i></i>Engine {escape(state)}</span>'
 
 
-def header(state: str, model: str, uptime: float | None) -> str:
-    """Title line: product, model, state, link back to the chat."""
+def header(state: str, model: str, uptime: float | None, alerts: Sequence[Alert] = ()) -> str:
+    """Title line: product, model, state, how many alerts there are, link back to the chat."""
     up = f'<span class="muted">up {duration_text(uptime)}</span>' if uptime is not None else ""
     name = f'<span class="muted model" title="{escape(model)}">{escape(model)}</span>' if model else ""
     return (
         '<header class="admin-head"><div class="brand">'
         f"{logo_svg(28)}"
-        "<h1>Memory &amp; engine</h1></div>"
-        f'<div class="head-right">{name}{up}{state_pill(state)}'
+        "<h1>Administration</h1></div>"
+        f'<div class="head-right">{name}{up}{state_pill(state)}{_alerts_pill(alerts)}'
         '<a class="quiet" href="/">Back to the chat</a></div></header>'
     )
+
+
+def _alerts_pill(alerts: Sequence[Alert]) -> str:
+    count = len(alerts)
+    words = "1 alert" if count == 1 else f"{count} alerts" if count else "No alerts"
+    tone = "bad" if any(alert.tone == "bad" for alert in alerts) else "warn" if count else "good"
+    return f'<span class="pill {tone}"><i></i>{words}</span>'
 
 
 def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None) -> str:
@@ -75,7 +85,7 @@ def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None
             [(label, "–", "") for label in ("Cache in use", "Pool in use", "Conversations", "First token")]
         )
     pool = snapshot.pool
-    used_pages = pool.running + pool.resident
+    used_pages = pool.used
     running = sum(1 for row in snapshot.sequences if row.state == "running")
     conversations = sum(1 for row in snapshot.sequences if row.state != "prefix")
     less = times_less_text(snapshot.full_cache_bytes, snapshot.used_bytes)
@@ -101,6 +111,15 @@ def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None
     )
 
 
+def alerts_panel(alerts: Sequence[Alert]) -> str:
+    """What is wrong, and what to do; empty when nothing is."""
+    return "".join(
+        f'<div class="notice {escape(alert.tone)}" role="alert" data-key="{escape(alert.name)}">'
+        f"<b>{escape(alert.text)}</b> {escape(alert.advice)}</div>"
+        for alert in alerts
+    )
+
+
 def _cards(items: Iterable[tuple[str, str, str]]) -> str:
     body = "".join(
         f'<div class="card"><span>{escape(label)}</span><b>{escape(value)}</b>'
@@ -108,77 +127,6 @@ def _cards(items: Iterable[tuple[str, str, str]]) -> str:
         for label, value, note in items
     )
     return f'<div class="cards">{body}</div>'
-
-
-def saving_line(snapshot: MemorySnapshot) -> str:
-    """What a full cache would need beside what is used."""
-    if not snapshot.sequences:
-        return '<p class="saving">No conversation holds memory now. Send a message to see it here.</p>'
-    less = times_less_text(snapshot.full_cache_bytes, snapshot.used_bytes)
-    return (
-        f'<p class="saving">A full cache would need <b>{bytes_text(snapshot.full_cache_bytes)}</b>; '
-        f"used <b>{bytes_text(snapshot.used_bytes)}</b>{f' ({less})' if less else ''}.</p>"
-    )
-
-
-def map_title(snapshot: MemorySnapshot | None) -> str:
-    """Heading of the heat map, which also says why it has one colour when all heads are alike."""
-    hint = "One cell is one attention head: a column for each layer, a row for each KV head."
-    title = f'<h2>Memory by attention head</h2><p class="hint">{hint}</p>'
-    if snapshot is None or len({budget for row in snapshot.heads.budget for budget in row}) != 1:
-        return title
-    why = ": no calibrated profile is active" if snapshot.config.get("profile") is None else ""
-    return f'{title}<p class="hint">All heads keep the same share{why}.</p>'
-
-
-def pool_table(pool: Pool) -> str:
-    """Pages and bytes of the pool by what holds them; the dots are the colours of the bar."""
-    body = "".join(
-        f'<tr><td><i class="dot" style="background:{colour}"></i>{name}</td>'
-        f'<td class="num">{count_text(pages)} pages</td>'
-        f'<td class="num">{bytes_text(pages * pool.page_bytes)}</td>'
-        f'<td class="num">{percent_text(pages / pool.total) if pool.total else "–"}</td></tr>'
-        for name, pages, colour in (
-            ("Running", pool.running, palette.RUNNING),
-            ("Resident", pool.resident, palette.RESIDENT),
-            ("Free", pool.free, palette.FREE),
-        )
-    )
-    return _table("pool", "", body)
-
-
-def sequences_table(snapshot: MemorySnapshot, limit: int = SHOWN_SEQUENCES) -> str:
-    """Sequences by memory, largest first; at most ``limit`` rows, the others summed in one line."""
-    rows = sorted(snapshot.sequences, key=lambda row: (-row.pages, row.id))
-    if not rows:
-        return '<p class="empty">No conversation is in memory.</p>'
-    page_bytes = snapshot.pool.page_bytes
-    body = "".join(_sequence_row(row, page_bytes) for row in rows[:limit])
-    rest = rows[limit:]
-    more = ""
-    if rest:
-        pages = sum(row.pages for row in rest)
-        more = (
-            f'<tr class="rest"><td>and {count_text(len(rest))} more</td><td></td>'
-            f'<td class="num">{count_text(sum(row.tokens for row in rest))}</td>'
-            f'<td class="num">{count_text(pages)}</td>'
-            f'<td class="num">{bytes_text(pages * page_bytes)}</td><td></td></tr>'
-        )
-    head = "<th>Id</th><th>State</th>" + "".join(
-        f'<th class="num">{name}</th>' for name in ("Tokens", "Pages", "Memory", "Idle")
-    )
-    return _table("sequences", head, body + more)
-
-
-def _sequence_row(row: SequenceRow, page_bytes: int) -> str:
-    tone = "good" if row.state == "running" else "calm"
-    return (
-        f'<tr><td><code title="{escape(row.id)}">{escape(short_id(row.id))}</code></td>'
-        f'<td><span class="tag {tone}">{escape(row.state)}</span></td>'
-        f'<td class="num">{count_text(row.tokens)}</td><td class="num">{count_text(row.pages)}</td>'
-        f'<td class="num">{bytes_text(row.pages * page_bytes)}</td>'
-        f'<td class="num">{duration_text(row.idle_seconds)}</td></tr>'
-    )
 
 
 def counters_panel(counters: Mapping[str, int]) -> str:
@@ -199,7 +147,7 @@ def config_table(snapshot: MemorySnapshot) -> str:
         if key in config:
             rows.append((label, _config_text(key, config[key], snapshot)))
     body = "".join(f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in rows)
-    return _table("facts wide", "", body)
+    return table("facts wide", "", body)
 
 
 def _config_text(key: str, value: object, snapshot: MemorySnapshot) -> str:
@@ -218,13 +166,13 @@ def text_table(rows: Sequence[Sequence[str]], columns: Sequence[str], name: str)
     body = "".join(
         "<tr>" + "".join(_cell("td", index, text) for index, text in enumerate(row)) + "</tr>" for row in rows
     )
-    return _table(name, head, body)
+    return table(name, head, body)
 
 
 def _cell(tag: str, index: int, text: str) -> str:
     return f"<{tag}{' class=num' if index else ''}>{escape(text)}</{tag}>"
 
 
-def _table(name: str, head: str, body: str) -> str:
+def table(name: str, head: str, body: str) -> str:
     top = f"<thead><tr>{head}</tr></thead>" if head else ""
     return f'<div class="table-scroll"><table class="{name}">{top}<tbody>{body}</tbody></table></div>'

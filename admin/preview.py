@@ -34,12 +34,16 @@ def preview_panel(
         [
             (label, _change(form, before.get(key), after.get(key)))
             for label, key, form in (
+                ("A token of sealed history", "sealed_bytes_per_token", bytes_text),
                 ("Raw tail of a conversation", "ring_bytes", bytes_text),
                 ("Page ids in a row", "row_width", count_text),
+                ("Samples' needs that are kept", "covered", percent_text),
                 ("Kept beyond the heads' budgets", "fragmentation", percent_text),
                 ("Padding of pages", "padding_share", percent_text),
             )
-        ],
+            if after.get(key) is not None or before.get(key) is not None
+        ]
+        + _by_longest(before, after),
         (),
         "facts",
     )
@@ -48,9 +52,25 @@ def preview_panel(
         f"<b>{values.group_size or automatic}</b> heads and a safety margin of <b>{values.alpha:g}</b>:</p>"
     )
     warnings = "".join(notice(_capital(str(text)), "warn") for text in after.get("warnings", []))
-    same = before == after
-    note = "<p class='empty'>This is what runs now.</p>" if same else ""
+    pending = notice("Pending restart: nothing changes until you apply it.", "info")
+    note = "<p class='empty'>This is what runs now.</p>" if before == after else pending
     return summary + note + table + facts + warnings
+
+
+def _by_longest(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Figures of the longest conversation: bytes a token, and how even a decode step's reading is cut."""
+    lengths = sorted((str(key) for key in after.get("split_at", {})), key=int)
+    if not lengths:
+        return []
+    length = lengths[-1]
+    return [
+        (label, _change(form, _at(before, key, length), _at(after, key, length)))
+        for label, key, form in (
+            (f"A token of {_thousands(length)}", "bytes_per_token_at", bytes_text),
+            ("Evenness of the split of work", "split_at", percent_text),
+            ("The same with a block a head", "split_unsplit_at", percent_text),
+        )
+    ]
 
 
 def _at(report: Mapping[str, Any], key: str, length: str) -> float | None:

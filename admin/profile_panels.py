@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from admin.panels import notice, text_table
-from admin.text import duration_text, percent_text
+from admin.text import bytes_text, duration_text, percent_text
 from app.calibration_record import CalibrationRecord, CalibrationState
 from app.profiles import Activation, ProfileEntry
 
@@ -109,14 +109,20 @@ def _progress(text: str, share: float) -> str:
     )
 
 
-def comparison_panel(first: str, second: str, found: Mapping[str, Any]) -> str:
-    """How two profiles' budgets differ, in a sentence, and the heads that differ most."""
+def comparison_panel(
+    first: str,
+    second: str,
+    found: Mapping[str, Any],
+    costs: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
+) -> str:
+    """How two profiles' budgets differ, in a sentence, and the heads that differ most. ``costs``: bytes that
+    conversations hold with each, by their lengths."""
     alike = found["rank_correlation"]
     summary = (
         f'<p class="saving">At retention <b>{percent_text(found["retention"])}</b> budgets differ by '
         f"<b>{percent_text(found['mean_difference'])}</b> of a head's history on average, "
         f"<b>{percent_text(found['largest_difference'])}</b> at most. The heads' order agrees by "
-        f"<b>{alike:.2f}</b> (1 is the same).</p>"
+        f"<b>{alike:.2f}</b> (1 is the same); half of the difference moves between heads.</p>"
     )
     heads = [
         (
@@ -130,5 +136,11 @@ def comparison_panel(first: str, second: str, found: Mapping[str, Any]) -> str:
         (MADE_LABELS.get(name, name), str(ours), str(theirs))
         for name, (ours, theirs) in found["made_differently"].items()
     ]
+    memory = [
+        (f"{tokens:,} tokens", bytes_text(costs[0][tokens]), bytes_text(costs[1][tokens]))
+        for tokens in sorted(costs[0].keys() & costs[1].keys())
+    ]
+    if memory:
+        summary += text_table(memory, ("Predicted memory of", first, second), "compared")
     table = text_table(heads, ("Heads that differ most", first, second), "compared")
     return summary + table + (text_table(made, ("Made with", first, second), "compared") if made else "")

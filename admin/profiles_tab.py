@@ -10,10 +10,12 @@ import gradio as gr
 
 from admin.access import SignedIn
 from admin.console import Console
-from admin.engine_tab import log_panel
+from admin.engine_panels import log_panel
 from admin.errors import TuneError
+from admin.figures import difference_map
 from admin.guarded import guarded
-from admin.panels import notice
+from admin.live_plot import live_plot
+from admin.panels import doing_text, notice
 from admin.profile_panels import (
     activation_panel,
     calibration_panel,
@@ -22,7 +24,9 @@ from admin.profile_panels import (
     state_notice,
     title,
 )
+from admin.text import duration_text
 from admin.tuning import number
+from app.calibration import BUILTIN, CONVERSATIONS, UPLOADED, Calibration
 from app.calibration_record import CalibrationRecord, CalibrationState
 from app.engine_settings import AUTO, NONE
 from app.errors import AppError
@@ -36,7 +40,12 @@ ORACLES = [
     ("Expected attention", "expected_attention"),
     ("SnapKV", "snapkv"),
 ]
-DATA = [("Built-in texts", "builtin"), ("Conversations of people who allow it", "conversations")]
+DATA = [
+    ("Built-in texts", BUILTIN),
+    ("Conversations of people who allow it", CONVERSATIONS),
+    ("An uploaded file", UPLOADED),
+]
+LENGTHS = (4096, 16384)
 _USE = (
     "The engine restarts: replies being written now get about 10 seconds to finish and are then interrupted, "
     "with their text kept; resident conversations are read again. If it does not come up, it goes back."
@@ -59,7 +68,7 @@ class ProfilesTab:
         return [
             state_notice(used, status.ready and console.sampler.latest.snapshot is not None),
             profiles_table(entries, used),
-            activation_panel(console.profiles.activation, status.phase or status.state),
+            activation_panel(console.profiles.activation, doing_text(status)),
             calibration_panel(console.calibration.record),
             repr([entry.name for entry in entries]),
             *buttons(console.calibration.record),
@@ -109,6 +118,23 @@ async def attempt(work: Callable[[], Awaitable[object]]) -> str:
     return ""
 
 
+def estimate_line(calibration: Calibration, texts: Any, tokens: Any) -> str:
+    """How long it will take, by the last one, and what it does to serving."""
+    try:
+        seconds = calibration.estimate(int(number("Texts", texts)), int(number("Tokens", tokens)))
+    except TuneError:
+        seconds = None
+    took = (
+        f"About {duration_text(seconds)}, by the last calibration here"
+        if seconds is not None
+        else "None was completed here yet: how long it takes is told after the first text"
+    )
+    return (
+        f'<p class="hint">{took}. It holds the model a second time, on the processor or GPU of this machine, '
+        "and runs at the lowest priority with half of the processor: replies become slower while it runs.</p>"
+    )
+
+
 def build(console: Console) -> ProfilesTab:
     """Create the components; call inside ``gr.Blocks``."""
     profiles, calibration = console.profiles, console.calibration
@@ -137,6 +163,9 @@ def build(console: Console) -> ProfilesTab:
             progress = gr.HTML(elem_id="profile-progress", apply_default_css=False)
             other = gr.Dropdown([], value=None, label="Compare with", elem_id="profile-other")
             comparison = gr.HTML(elem_id="profile-comparison", apply_default_css=False)
+            with gr.Column(visible=False) as difference_box:
+                gr.HTML("<h3>What heads gain with the other one</h3>", apply_default_css=False)
+                difference = live_plot("profile-difference", "Difference of budgets by head", 170)
         with gr.Column(elem_classes=["tc-panel"], min_width=280):
             gr.HTML(
                 '<h2>Calibrate this model</h2><p class="hint">It reads texts and finds how much of its '
@@ -153,6 +182,15 @@ def build(console: Console) -> ProfilesTab:
                 forget = gr.Button("Forget", elem_id="calibration-forget", **less)
             failed = gr.HTML(elem_id="calibration-refusal", apply_default_css=False)
             data = gr.Radio(DATA, value="builtin", label="Texts", elem_id="calibration-data")
+            upload = gr.File(
+                label="JSONL: one object with a text a line",
+                file_types=[".jsonl"],
+                type="binary",
+                height=110,
+                visible=False,
+                elem_id="calibration-upload",
+            )
+            uploaded = gr.HTML(elem_id="calibration-uploaded", apply_default_css=False)
             samples = gr.Number(
                 50, label="How many texts", info="More make it surer.", elem_id="calibration-samples"
             )
@@ -165,6 +203,9 @@ def build(console: Console) -> ProfilesTab:
             )
             alpha = gr.Number(1, step=0.1, label="Safety margin", elem_id="calibration-alpha")
             oracle = gr.Dropdown(ORACLES, value="kvzip", label="Judge", elem_id="calibration-oracle")
+            estimate = gr.HTML(
+                estimate_line(calibration, 50, 3072), elem_id="calibration-estimate", apply_default_css=False
+            )
             with gr.Accordion("Log", open=False) as accordion:
                 log = gr.HTML(elem_id="calibration-log", apply_default_css=False)
     # In the page but not seen, as in the tab "Tune".
@@ -212,17 +253,36 @@ def build(console: Console) -> ProfilesTab:
     async def hide() -> Any:
         return gr.update(visible=False)
 
-    async def show_comparison(chosen: str, compared: str | None) -> str:
+    async def show_comparison(chosen: str, compared: str | None) -> tuple[str, Any, Any]:
         if compared is None or chosen in (AUTO, NONE):
-            return ""
+            return "", gr.skip(), gr.update(visible=False)
         snapshot = console.sampler.latest.snapshot
         config = snapshot.config if snapshot is not None else {}
         retention, margin = float(config.get("retention", 0.5)), float(config.get("alpha", 1.0))
         try:
             found = await profiles.compare(chosen, compared, min(retention, 0.99), margin)
         except AppError as error:
-            return notice(str(error), "bad")
-        return comparison_panel("chosen", "other", found)
+            return notice(str(error), "bad"), gr.skip(), gr.update(visible=False)
+        both = [await profiles.costs(name, config, LENGTHS) for name in (chosen, compared)]
+        picture = difference_map(found["first"], found["second"]).to_json()
+        words = comparison_panel("chosen", "other", found, (both[0], both[1]))
+        return words, picture, gr.update(visible=True)
+
+    async def choose_data(kind: str) -> tuple[Any, str]:
+        return gr.update(visible=kind == UPLOADED), ""
+
+    async def take(user: SignedIn, content: bytes | None) -> str:
+        if content is None:
+            return ""
+
+        async def work() -> None:
+            counted.append(await calibration.keep_texts(user.id, content))
+
+        counted: list[int] = []
+        return await attempt(work) or notice(f"{counted[0]:,} texts are ready to be read.", "good")
+
+    async def show_estimate(texts: Any, tokens: Any) -> str:
+        return estimate_line(calibration, texts, tokens)
 
     async def begin(user: SignedIn, *values: Any) -> tuple[str, str]:
         async def work() -> None:
@@ -249,7 +309,7 @@ def build(console: Console) -> ProfilesTab:
         [choice.change, other.change],
         guarded(access, show_comparison),
         [choice, other],
-        comparison,
+        [comparison, difference, difference_box],
         **options,
     )
     for button, handler in ((use, ask_use), (back, ask_back), (discard, ask_discard)):
@@ -260,6 +320,15 @@ def build(console: Console) -> ProfilesTab:
     start.click(guarded(access, begin, with_user=True), form, [failed, running], **once)
     for button, work in ((cancel, end), (resume, go_on), (forget, drop)):
         button.click(guarded(access, work, with_user=True), None, [failed, running], **once)
+    data.change(guarded(access, choose_data), data, [upload, uploaded], **options)
+    upload.upload(guarded(access, take, with_user=True), upload, uploaded, **options)
+    gr.on(
+        [samples.change, length.change],
+        guarded(access, show_estimate),
+        [samples, length],
+        estimate,
+        **options,
+    )
     accordion.expand(guarded(access, read_log), None, [log], **options)
     shown = [start, cancel, resume, forget]
     return ProfilesTab(console, [state, table, progress, running, names, *shown])

@@ -20,17 +20,36 @@ class Heads:
     tokens_kept: Matrix
     pages: Matrix
     tier: Matrix
+    waste: Matrix
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Pages of the pool by what holds them."""
+    """Pages of the pool by what holds them: ``ring`` and ``sealed`` are of running requests, ``resident`` of
+    idle conversations, ``prefix`` of prefixes that several share."""
 
     total: int
     free: int
-    running: int
+    ring: int
+    sealed: int
     resident: int
+    prefix: int
     page_bytes: int
+
+    @property
+    def running(self) -> int:
+        """Pages of running requests."""
+        return self.ring + self.sealed
+
+    @property
+    def idle(self) -> int:
+        """Pages that nobody uses now, and that are kept."""
+        return self.resident + self.prefix
+
+    @property
+    def used(self) -> int:
+        """All that are not free."""
+        return self.total - self.free
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,7 @@ class SequenceRow:
     sealed_chunks: int
     pages: int
     idle_seconds: float | None
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,12 +79,33 @@ class MemorySnapshot:
     kv_heads: int
     group_size: int
     tier_keep: tuple[int, ...]
+    tier_heads: tuple[int, ...]
+    page_tokens: int
+    chunk: int
     pool: Pool
     heads: Heads
     sequences: tuple[SequenceRow, ...]
     full_cache_bytes: int
     used_bytes: int
     counters: Mapping[str, int]
+
+    @property
+    def share(self) -> Matrix:
+        """Share of the pool that each head's part of its tier's pages is: over all heads these add up to what
+        the sequences hold. A page that several sequences share counts for each."""
+        total = max(1, self.pool.total)
+        return tuple(
+            tuple(
+                pages / (max(1, self.tier_heads[int(tier)]) * total)
+                for pages, tier in zip(row, tiers, strict=True)
+            )
+            for row, tiers in zip(self.heads.pages, self.heads.tier, strict=True)
+        )
+
+    @property
+    def pinned_pages(self) -> int:
+        """Pages of pinned idle conversations."""
+        return sum(row.pages for row in self.sequences if row.pinned and row.state != "running")
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> MemorySnapshot:
@@ -74,6 +115,7 @@ class MemorySnapshot:
         layers, kv_heads = _integer(model, "layers"), _integer(model, "kv_heads")
         heads = _mapping(data, "heads")
         pool = _mapping(data, "pool")
+        kinds = _mapping(pool, "pages")
         return cls(
             time=_number(data, "time"),
             model=model,
@@ -82,11 +124,16 @@ class MemorySnapshot:
             kv_heads=kv_heads,
             group_size=_integer(geometry, "group_size"),
             tier_keep=tuple(_integer(tier, "keep") for tier in _mappings(geometry, "tiers")),
+            tier_heads=tuple(len(tier.get("heads", ())) for tier in _mappings(geometry, "tiers")),
+            page_tokens=_integer(geometry, "page_tokens"),
+            chunk=_integer(geometry, "chunk"),
             pool=Pool(
                 total=_integer(pool, "total_pages"),
                 free=_integer(pool, "free_pages"),
-                running=_integer(pool, "running_pages"),
-                resident=_integer(pool, "resident_pages"),
+                ring=_integer(kinds, "ring"),
+                sealed=_integer(kinds, "sealed"),
+                resident=_integer(kinds, "resident"),
+                prefix=_integer(kinds, "prefix"),
                 page_bytes=_integer(pool, "page_bytes"),
             ),
             heads=Heads(
@@ -94,6 +141,7 @@ class MemorySnapshot:
                 tokens_kept=_matrix(heads, "tokens_kept", layers, kv_heads),
                 pages=_matrix(heads, "pages", layers, kv_heads),
                 tier=_matrix(heads, "tier", layers, kv_heads),
+                waste=_matrix(heads, "waste", layers, kv_heads),
             ),
             sequences=tuple(_sequence(row) for row in _mappings(data, "sequences")),
             full_cache_bytes=_integer(data, "full_cache_bytes"),
@@ -111,6 +159,7 @@ def _sequence(row: Mapping[str, Any]) -> SequenceRow:
         sealed_chunks=_integer(row, "sealed_chunks"),
         pages=_integer(row, "pages"),
         idle_seconds=None if idle is None else _number(row, "idle_seconds"),
+        pinned=bool(row.get("pinned", False)),
     )
 
 

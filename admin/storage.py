@@ -9,22 +9,33 @@ from typing import Any
 
 from admin.history import HOUR_SECONDS, PoolPoint
 from db.database import Database
-from db.maintenance import add_memory_sample, memory_samples
+from db.maintenance import Thinning, add_memory_sample, memory_samples, thin_memory_samples
 
 _POINTS_AN_HOUR = 3600 // 10
 _FIELDS = tuple(field.name for field in fields(PoolPoint))
 
 
+_MINUTE = 60_000
+THINNING = (Thinning(2 * 60 * _MINUTE, _MINUTE), Thinning(2 * 1440 * _MINUTE, 10 * _MINUTE))
+"""Of what is older than two hours one a minute is kept, of what is older than two days one in ten minutes."""
+_THIN_EVERY = 60
+
+
 class PoolStorage:
-    """Rows of the table ``memory_samples``, one every ten seconds; the table is bounded by its owner."""
+    """Rows of the table ``memory_samples``, one every ten seconds, fewer of the older ones."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._since_thinned = _THIN_EVERY
 
     async def add(self, point: PoolPoint) -> None:
         """Append one point."""
         row = {**point.to_row(), "time": int(point.time * 1000)}
         await add_memory_sample(self._database, row)
+        self._since_thinned += 1
+        if self._since_thinned >= _THIN_EVERY:
+            self._since_thinned = 0
+            await thin_memory_samples(self._database, THINNING)
 
     async def last_hour(self) -> list[PoolPoint]:
         """The stored points of the last hour, oldest first. Rows of another shape are left out."""

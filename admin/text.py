@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from time import time
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -44,6 +45,14 @@ def duration_text(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def ago_text(milliseconds: float | None) -> str:
+    """How long ago a time (Unix milliseconds) was; ``None`` is never."""
+    if milliseconds is None:
+        return "never"
+    seconds = time() - milliseconds / 1000
+    return "now" if seconds < 60 else f"{duration_text(seconds)} ago"
 
 
 def latency_text(seconds: float | None) -> str:

@@ -10,9 +10,10 @@ import gradio as gr
 from admin.access import SignedIn
 from admin.console import Console
 from admin.errors import TuneError
-from admin.guarded import guarded
-from admin.panels import notice
+from admin.guarded import Handler, guarded
+from admin.panels import doing_text, notice
 from admin.preview import preview_panel
+from admin.sliders import slider
 from admin.text import duration_text
 from admin.tuning import TuneValues, number
 
@@ -20,6 +21,10 @@ _WARNING = (
     "The engine restarts: replies being written now get about 10 seconds to finish and are then interrupted, "
     "with their text kept; resident conversations are read again."
 )
+
+
+PRESETS = {"Quality": (75, 1.0), "Balanced": (50, 1.0), "Capacity": (25, 1.0)}
+"""Retention in percent and safety margin. Measured recall at them: docs/accuracy.md."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,7 @@ def progress_panel(console: Console) -> str:
     if job is None:
         return ""
     if job.outcome is None:
-        status = console.engine.status
-        doing = status.phase or status.state
+        doing = doing_text(console.engine.status)
         return notice(f"Restarting the engine, {duration_text(job.elapsed)} so far: {doing}.", "info")
     tone = "good" if job.outcome == "applied" else "bad"
     return notice(f"{job.message} ({duration_text(job.elapsed)})", tone)
@@ -80,6 +84,11 @@ def build(console: Console) -> TuneTab:
     with gr.Row(elem_classes=["two", "tune"]):
         with gr.Column(elem_classes=["tc-panel"], min_width=280):
             gr.HTML("<h2>Settings of the cache</h2>", apply_default_css=False)
+            with gr.Row(elem_classes=["actions"]):
+                presets = [
+                    gr.Button(name, variant="secondary", size="sm", elem_id=f"preset-{name.lower()}")
+                    for name in PRESETS
+                ]
             # Without bounds: Gradio answers a value beyond them with words of its own and replaces it.
             retention = gr.Number(
                 50,
@@ -88,12 +97,14 @@ def build(console: Console) -> TuneTab:
                 info="Percent of the sealed history that an average head keeps, 1 to 100.",
                 elem_id="tune-retention",
             )
+            slider("tune-retention", "Retention in percent", 1, 100, 1)
             group_size = gr.Number(
                 16,
                 label="Group size",
                 info="Heads that share one page table. Larger: fewer pages to manage, coarser budgets.",
                 elem_id="tune-group",
             )
+            slider("tune-group", "Group size", 1, 128, 1)
             alpha = gr.Number(
                 1,
                 step=0.1,
@@ -101,6 +112,7 @@ def build(console: Console) -> TuneTab:
                 info="Standard deviations added to each head's measured need.",
                 elem_id="tune-alpha",
             )
+            slider("tune-alpha", "Safety margin", 0, 3, 0.1)
             apply = gr.Button("Apply…", variant="primary", elem_id="tune-apply")
             with gr.Column(visible=False, elem_id="tune-confirm") as confirm:
                 gr.HTML(notice(_WARNING, "warn"), apply_default_css=False)
@@ -145,6 +157,13 @@ def build(console: Console) -> TuneTab:
     async def hide() -> Any:
         return gr.update(visible=False)
 
+    def chooser(name: str) -> Handler:
+        async def choose() -> list[Any]:
+            percent, margin = PRESETS[name]
+            return [percent, automatic_group(console) or gr.skip(), margin]
+
+        return choose
+
     access = console.access
     options: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 8, "api_visibility": "private"}
     gr.on(
@@ -164,6 +183,8 @@ def build(console: Console) -> TuneTab:
         **options,
     )
     cancel.click(guarded(access, hide), None, [confirm], **options)
+    for preset, name in zip(presets, PRESETS, strict=True):
+        preset.click(guarded(access, chooser(name)), None, form, **options)
     return TuneTab(console, form, [progress, running_now])
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from admin.errors import TuneError
 from app.engine_settings import EngineSettings
 from app.errors import AppError, EngineStartFailed
+from app.probe import probed_text
 from tangram.errors import EngineRejected, TangramError
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,8 @@ class TuneService:
             except EngineStartFailed as error:
                 self._finish(job, "failed", failure_text(error, self._settings.engine_ready))
                 return
-            self._finish(job, "applied", "The engine is ready with the new settings.")
+            found = probed_text(self._settings.probed)
+            self._finish(job, "applied", f"The engine is ready with the new settings.{found}")
         except Exception as error:
             log.exception("tuning the engine failed")
             if not self._ended(job):

@@ -34,7 +34,9 @@ from tangram.errors import ConfigError
 log = logging.getLogger(__name__)
 
 MARK = "tangram-progress "
-DATA = ("builtin", "conversations")
+BUILTIN, CONVERSATIONS, UPLOADED = "builtin", "conversations", "uploaded"
+DATA = (BUILTIN, CONVERSATIONS, UPLOADED)
+MOST_UPLOADED = 64 << 20
 RETENTIONS = (0.5, 0.25)
 """Needs at these are noted by default: one file then serves both settings that the documents name."""
 NICE = 15
@@ -69,11 +71,36 @@ class Calibration:
         self._supervisor = supervisor
         self._store = store
         self._path = self.folder / "calibration.json"
+        self.texts = settings.home / "calibration" / "texts.jsonl"
         self._log = CalibrationLog(settings.home / "logs" / "calibration.log", self._progress)
         self._task: asyncio.Task[None] | None = None
         self._began = 0.0
         self._new = 0
         self.record: CalibrationRecord | None = None
+
+    # ---- before it begins --------------------------------------------------------------------
+
+    async def keep_texts(self, user_id: str, content: bytes) -> int:
+        """Keep a JSONL file of objects with a `text` as the data called "uploaded"; how many texts it has.
+
+        It takes the place of the one before. Raises BadRequest naming the line that is wrong.
+        """
+        if len(content) > MOST_UPLOADED:
+            raise BadRequest(f"The file is larger than {MOST_UPLOADED >> 20} MiB.", param="data")
+        count = await asyncio.to_thread(_checked_texts, content)
+        await asyncio.to_thread(_write_private, self.texts, content)
+        await self._store.add_audit(
+            user_id, "calibration.texts", None, {"texts": count, "bytes": len(content)}
+        )
+        return count
+
+    def estimate(self, samples: int, length: int) -> float | None:
+        """Seconds that a calibration would take, by the last complete one here; None without one."""
+        last = self.record
+        if last is None or last.state is not CalibrationState.DONE or not last.ended or not last.done:
+            return None
+        tokens = last.done * int(last.options.get("length", CalibrationSettings.length))
+        return (last.ended - last.started) / 1000 * samples * length / tokens
 
     def log_tail(self, lines: int = 200) -> list[str]:
         """The last lines of the command's output. It names files and samples by kind, never their text."""
@@ -86,6 +113,8 @@ class Calibration:
         self._refuse_while_running()
         source, name = self._supervisor.model_source, self._supervisor.status.model
         checked = checked_options(source, options)
+        if checked["data"] == UPLOADED and not self.texts.is_file():
+            raise BadRequest("No texts were uploaded yet.", param="data")
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         record = CalibrationRecord(
             out=f"{_slug(name)}-{stamp}.json",
@@ -175,7 +204,7 @@ class Calibration:
         process = None
         try:
             process = await EngineProcess.start(
-                [*_gently(), *self.command, *record.words(self.folder)],
+                [*_gently(), *self.command, *record.words(self.folder, {UPLOADED: str(self.texts)})],
                 self._environment(),
                 self._log,
                 GRACE_SECONDS,
@@ -242,6 +271,37 @@ def checked_options(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError as error:
         raise BadRequest(f"{error}.", param=error.field) from None
     return named
+
+
+def _checked_texts(content: bytes) -> int:
+    """How many texts there are. Raises BadRequest."""
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise BadRequest("The file is not UTF-8 text.", param="data") from None
+    count = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError:
+            raise BadRequest(f"Line {number} is not JSON.", param="data") from None
+        if not isinstance(found, dict) or not isinstance(found.get("text"), str) or not found["text"].strip():
+            raise BadRequest(f"Line {number} is no object with a `text`.", param="data")
+        count += 1
+    if not count:
+        raise BadRequest("The file is empty: one JSON object with a `text` a line is wanted.", param="data")
+    return count
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    fresh.replace(path)
 
 
 def _gently() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -47,10 +48,11 @@ class CalibrationRecord:
     def running(self) -> bool:
         return self.state is CalibrationState.RUNNING
 
-    def words(self, folder: Path) -> list[str]:
-        """The options of `tangram calibrate`."""
+    def words(self, folder: Path, places: Mapping[str, str] | None = None) -> list[str]:
+        """The options of `tangram calibrate`. places: what some kinds of data stand for."""
         words = ["--model", self.source, "--out", str(folder / self.out), "--progress", "json"]
-        for name, value in self.options.items():
+        named = (places or {}).get(str(self.options.get("data")))
+        for name, value in {**self.options, **({"data": named} if named else {})}.items():
             words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
         return words
 

@@ -12,7 +12,9 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.accounts import Accounts, auth_dependency
+from app.active import ActiveRequests
 from app.audit import AuditLog
+from app.backups import Backups
 from app.calibration import Calibration
 from app.control import ControlServer
 from app.engine_settings import EngineSettings
@@ -25,6 +27,7 @@ from app.middleware import Identify, LimitBody, Observe, OriginGuard
 from app.operator_commands import Operator
 from app.passwords import Passwords
 from app.people import People
+from app.probe import Probe
 from app.profiles import Profiles
 from app.remote_engine import RemoteEngine
 from app.routes import (
@@ -68,11 +71,12 @@ def build_services(
         supervisor = kind(settings, progress=progress)
     database = Database(settings.database_path, settings.backups_dir)
     store = Store(database)
-    engine_settings = EngineSettings(store, supervisor, settings.model)
+    engine_settings = EngineSettings(store, supervisor, settings.model, Probe(supervisor))
     limits = Limits(settings.user_running, settings.user_waiting, settings.user_per_minute)
     queue = FairQueue(running=settings.max_running, waiting=settings.max_waiting, limits=limits)
     counters = Metrics(supervisor, queue)
     audit, passwords = AuditLog(store, days=settings.audit_days), Passwords()
+    active = ActiveRequests()
     generation = GenerationService(
         store,
         supervisor,
@@ -80,6 +84,7 @@ def build_services(
         queue,
         max_reply_tokens=settings.max_reply_tokens,
         resume_replies=settings.resume_replies,
+        active=active,
     )
     return Services(
         settings=settings,
@@ -99,6 +104,8 @@ def build_services(
         ),
         queue=queue,
         audit=audit,
+        active=active,
+        backups=Backups(database, audit),
     )
 
 
@@ -173,6 +180,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await control.start()
         if count := await services.generation.resume_interrupted():
             log.info("%d of the interrupted replies go on when the engine is ready", count)
+        await services.engine_settings.load_model()
         await services.supervisor.start(await services.engine_settings.overrides())
         await services.calibration.recover()
         async with metrics_port(services):

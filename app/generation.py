@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+from app.active import ActiveRequests
 from app.context import STARTS_AT, Branch, ContextMeter, can_continue, meter
 from app.errors import BadRequest, ConversationBusy, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
@@ -41,6 +42,7 @@ class GenerationService:
         drain_seconds: what a reply gets to finish before a wanted restart of the engine interrupts it.
         max_reply_tokens: a reply's greatest length where nobody names one.
         resume_replies: whether replies that a restart interrupted go on by themselves.
+        active: knows what runs.
     """
 
     def __init__(
@@ -54,12 +56,13 @@ class GenerationService:
         drain_seconds: float = 10.0,
         max_reply_tokens: int = DEFAULT_MAX_TOKENS,
         resume_replies: bool = True,
+        active: ActiveRequests | None = None,
     ) -> None:
         self._store = store
         self._supervisor = supervisor
         self._queue = queue
         self._runner = ReplyRunner(
-            store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget
+            store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget, active=active
         )
         self._resumption = Resumption(store, supervisor, self._runner, self._prepare, self._take_in)
         self._prompting = Prompting(store, supervisor, max_reply_tokens)

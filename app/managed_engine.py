@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from app.engine_log import EngineLog
 from app.engine_process import EngineProcess
 from app.errors import EngineStartFailed, ModelUnusable
-from app.model_source import ServedModel
+from app.model_source import ServedModel, open_model
 from app.settings import Settings
 from app.supervisor import EngineState, EngineSupervisor, Overrides
 from tangram.client import EngineClient
@@ -78,6 +78,7 @@ class ManagedEngine(EngineSupervisor):
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
         self._failures = 0
+        self._condemned = ""
 
     def log_tail(self, lines: int = 100) -> list[str]:
         return self._log.tail(lines)
@@ -89,12 +90,16 @@ class ManagedEngine(EngineSupervisor):
             self._set(EngineState.STARTING, overrides=dict(overrides or {}))
             self._run()
 
-    async def restart(self, overrides: Overrides) -> None:
+    async def restart(self, overrides: Overrides, model: str | None = None) -> None:
         _option_words(overrides)
-        change = asyncio.create_task(self._restart(dict(overrides)), name="engine restart")
+        change = asyncio.create_task(self._restart(dict(overrides), model), name="engine restart")
         self._changes.add(change)
         change.add_done_callback(self._change_ended)
         await asyncio.shield(change)  # a caller that goes away does not leave it half done
+
+    def condemn(self, reason: str) -> None:
+        self._condemned = reason
+        self.check_now()
 
     async def stop(self) -> None:
         for change in tuple(self._changes):
@@ -109,14 +114,16 @@ class ManagedEngine(EngineSupervisor):
         if not change.cancelled():
             change.exception()  # it was told to the caller, if there still is one
 
-    async def _restart(self, overrides: Overrides) -> None:
+    async def _restart(self, overrides: Overrides, model: str | None) -> None:
         async with self._lock:
-            previous = self._status.overrides
+            previous, before = self._status.overrides, (self.settings, self._model)
+            chosen = await self._other(model) if model is not None else before
             self._set(EngineState.DRAINING, phase="finishing the running replies")
             if self.drain is not None:
                 await self.drain()
             await self._halt()
             self._failures = 0
+            self.settings, self._model = chosen
             self._set(EngineState.STARTING, overrides=overrides, phase="")
             try:
                 await self._come_up()
@@ -124,9 +131,18 @@ class ManagedEngine(EngineSupervisor):
                 self._give_up(error.message)
                 raise EngineStartFailed(error.message) from error
             except EngineStartFailed as error:
+                self.settings, self._model = before
                 await self._go_back(previous, error)
             else:
                 self._run(up=True)
+
+    async def _other(self, model: str) -> tuple[Settings, ServedModel]:
+        """Another model, looked at while the engine still runs with the one before."""
+        settings = self.settings.model_copy(update={"model": model})
+        try:
+            return settings, await open_model(settings, lambda text: None)
+        except ModelUnusable as error:
+            raise EngineStartFailed(error.message, rolled_back=self._status.ready) from error
 
     async def _go_back(self, previous: Overrides, error: EngineStartFailed) -> None:
         self._progress(f"engine: {error.message} Going back to the previous settings.")
@@ -236,6 +252,7 @@ class ManagedEngine(EngineSupervisor):
     async def _watch(self) -> str:
         """Return, with the reason, when the running engine is dead or has stopped answering."""
         process, client = self._process, self._client
+        self._condemned = ""
         if process is None or client is None:
             return "The engine is gone."
         ended = asyncio.create_task(process.wait())
@@ -251,6 +268,8 @@ class ManagedEngine(EngineSupervisor):
                     await process.finish_log()
                     failure = self._log.failure()
                     return _sentence(f"The engine ended (code {ended.result()}){failure and f': {failure}'}")
+                if self._condemned:
+                    return self._condemned
                 sick = 0 if await client.health() else sick + 1
                 if sick >= self._timing.sick:
                     return f"The engine did not answer {sick} health checks in a row."

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from app.alerts import NAMES
 from app.fairness import FairQueue
 from app.supervisor import EngineState, EngineSupervisor
 
@@ -50,6 +51,13 @@ class Metrics:
             "tangram_chat_pool_pages", "Pages of the engine's pool.", ("kind",), registry=self.registry
         )
 
+        self._alerts = Gauge(
+            "tangram_chat_alert",
+            "1 while something needs an administrator, by its name.",
+            ("name",),
+            registry=self.registry,
+        )
+
     def request(self, method: str, route: str, status: int) -> None:
         self._requests.labels(method, route, str(status)).inc()
 
@@ -68,6 +76,17 @@ class Metrics:
             value = pool.get(f"{kind}_pages")
             if isinstance(value, int | float):
                 self._pool.labels(kind).set(value)
+
+    def alerts(self, raised: Iterable[str]) -> None:
+        """Take over which alerts of `app.alerts` are raised now."""
+        now = set(raised)
+        for name in NAMES:
+            self._alerts.labels(name).set(name in now)
+
+    def replies(self, status: str) -> float:
+        """How many replies have ended so."""
+        value: float = self._replies.labels(status)._value.get()
+        return value
 
     def forget_pool(self) -> None:
         """There is no engine to ask: no old numbers either."""

@@ -77,6 +77,17 @@ class People:
         )
         return IssuedLink(link, _path("invite", token))
 
+    async def create(
+        self, actor: UserView | None, name: str, password: str, *, is_admin: bool = False
+    ) -> UserView:
+        """An account without an invitation; its password is told otherwise. Raises BadRequest, Conflict."""
+        check_new(name, password)
+        hashed = await self._passwords.hash(password)
+        user = await self._store.create_user(name.strip(), hashed, is_admin)
+        made = {"user_id": user.id, "name": user.name, "is_admin": is_admin}
+        await self._audit.record(_id(actor), "user.create", None, made)
+        return user
+
     async def reset_password(
         self, actor: UserView | None, user_id: str, *, hours: int | None = None
     ) -> IssuedLink:
@@ -141,6 +152,21 @@ class People:
         user = await self._store.enable_user(user_id)
         await self._audit.record(_id(actor), "user.enable", None, {"user_id": user_id, "name": user.name})
         return user
+
+    async def end_sessions(self, actor: UserView | None, user_id: str) -> int:
+        """End all of a user's sign-ins; how many there were."""
+        ended = await self._store.revoke_sessions(user_id)
+        await self._audit.record(_id(actor), "user.end_sessions", {"user_id": user_id, "sessions": ended})
+        return ended
+
+    async def revoke_keys(self, actor: UserView | None, user_id: str) -> int:
+        """Refuse all of a user's API keys from now on; how many there were."""
+        keys = [key for key in await self._store.list_api_keys(user_id) if key.revoked_at is None]
+        for key in keys:
+            await self._store.revoke_api_key(user_id, key.id)
+        names = [key.name for key in keys]
+        await self._audit.record(_id(actor), "user.revoke_keys", {"user_id": user_id, "keys": names})
+        return len(keys)
 
     async def set_admin(self, actor: UserView | None, user_id: str, is_admin: bool) -> UserView:
         """Give or take an administrator's rights."""

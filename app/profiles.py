@@ -6,18 +6,19 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from app.engine_settings import AUTO, NONE, EngineSettings
 from app.errors import AlreadyRunning, AppError, BadRequest, EngineStartFailed, Missing
+from app.probe import probed_text
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from db.store import Store
 from tangram.errors import ProfileError, TangramError
-from tangram.profile_summary import advice, compare, describe
+from tangram.profile_summary import advice, compare, costs, describe
 from tangram.shipped import INDEX, folder
 
 log = logging.getLogger(__name__)
@@ -119,6 +120,16 @@ class Profiles:
         except ProfileError as error:
             raise BadRequest(f"{error}.") from error
 
+    async def costs(self, name: str, config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, int]:
+        """Bytes that conversations of these lengths would hold with a profile, at an engine's settings; empty
+        where that cannot be said. Raises Missing."""
+        entry = await self.entry(name)
+        try:
+            return await asyncio.to_thread(costs, entry.path, config, lengths)
+        except TangramError as error:
+            log.info("the cost of profile %s is not known: %s", name, error)
+            return {}
+
     async def advice(self, name: str) -> dict[str, Any]:
         """Coverage and cost of safety margins by a profile's samples. Raises Missing, BadRequest."""
         entry = await self.entry(name)
@@ -203,6 +214,7 @@ class Profiles:
         outcome, message = "applied", "The engine is ready with this profile."
         try:
             await self._engine_settings.use_profile(user_id, value)
+            message += probed_text(self._engine_settings.probed)
         except EngineStartFailed as error:
             outcome, message = "failed", error.message
         except Exception as error:

@@ -31,7 +31,7 @@ class RemoteEngine(EngineSupervisor):
         self._client = EngineClient(self.settings.engine_url, api_key=self.settings.engine_api_key or None)
         self._task = asyncio.create_task(self._watch(self._client), name="remote engine")
 
-    async def restart(self, overrides: Overrides) -> None:
+    async def restart(self, overrides: Overrides, model: str | None = None) -> None:
         raise EngineStartFailed(
             "This engine runs outside the app: restart it there, with the options you want."
         )

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
+from app.active import ActiveRequests, Origin
 from app.errors import AppError, ReplyUnsaved
 from app.job import Job
 from app.metrics import Metrics
@@ -37,6 +39,7 @@ class ReplyRunner:
         flush_seconds: how often a running reply is saved.
         forget: called when a job is in the database for good. Its watchers are told after that, or, when the
             database did not take it, before.
+        active: knows what runs.
     """
 
     def __init__(
@@ -47,7 +50,9 @@ class ReplyRunner:
         *,
         flush_seconds: float,
         forget: Callable[[Job], None],
+        active: ActiveRequests | None = None,
     ) -> None:
+        self._active = active if active is not None else ActiveRequests()
         self.flush_seconds = flush_seconds
         self._store = store
         self._supervisor = supervisor
@@ -85,14 +90,21 @@ class ReplyRunner:
         await self.settle(job, failure)
 
     async def _read(self, job: Job, engine: EngineClient, request: CompletionRequest) -> None:
-        if job.ticket is not None:
-            await job.ticket.turn()
-        async with contextlib.aclosing(engine.stream(request)) as chunks:
-            async for chunk in chunks:
-                if chunk.token_ids and job.status == "pending":
-                    job.status = "streaming"
-                    await self._store.start_reply(job.owner, job.reply_id)
-                job.take(chunk)
+        with self._active.begin(
+            Origin(job.owner, job.conversation_id),
+            tokens=lambda: len(job.token_ids),
+            stop=lambda: job.ask_to_end("stopped"),
+        ) as active:
+            if job.ticket is not None:
+                await job.ticket.turn()
+            active.at_engine = True
+            named = replace(request, request_id=active.name)
+            async with contextlib.aclosing(engine.stream(named)) as chunks:
+                async for chunk in chunks:
+                    if chunk.token_ids and job.status == "pending":
+                        job.status = "streaming"
+                        await self._store.start_reply(job.owner, job.reply_id)
+                    job.take(chunk)
 
     async def _save(self, job: Job, templating: Templating) -> None:
         """Save the text so far. A disk that is full now may not be at the next try: the reply goes on."""

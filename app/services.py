@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.accounts import Accounts
+from app.active import ActiveRequests
 from app.audit import AuditLog
+from app.backups import Backups
 from app.calibration import Calibration
 from app.engine_settings import EngineSettings
 from app.fairness import FairQueue
@@ -45,6 +47,8 @@ class Services:
     people: People
     queue: FairQueue
     audit: AuditLog
+    active: ActiveRequests
+    backups: Backups
     reply_memory: ReplyMemory = field(default_factory=ReplyMemory)
 
     @property

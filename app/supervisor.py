@@ -26,6 +26,10 @@ Overrides = Mapping[str, float | int | str]
 """Engine options that win over the environment: {"retention": 0.5, "group_size": 16, "alpha": 1.0}."""
 
 
+HELD = "nothing new is accepted"
+"""Phase of an engine that an administrator drains without restarting it."""
+
+
 class EngineState(StrEnum):
     STOPPED = "stopped"
     STARTING = "starting"
@@ -45,6 +49,7 @@ class EngineStatus:
     restarts: restarts after a death, since the app began.
     ready_seconds: how long the last start took.
     max_model_len: tokens of the context, 0 until known.
+    stalled: it has work and does nothing, as somebody who watches it says.
     """
 
     state: EngineState = EngineState.STOPPED
@@ -57,6 +62,7 @@ class EngineStatus:
     overrides: Overrides = field(default_factory=dict)
     ready_seconds: float | None = None
     max_model_len: int = 0
+    stalled: bool = False
 
     @property
     def ready(self) -> bool:
@@ -93,6 +99,18 @@ class EngineSupervisor(ABC):
         return self._client
 
     @property
+    def watching(self) -> EngineClient:
+        """The client, for looking only: also while nothing new is accepted. Raises EngineNotReady."""
+        if self._client is None or not (self._status.ready or self.held):
+            raise self.not_ready()
+        return self._client
+
+    @property
+    def held(self) -> bool:
+        """Whether an administrator has it accept nothing new."""
+        return self._status.state is EngineState.DRAINING and self._status.phase == HELD
+
+    @property
     def templating(self) -> Templating:
         """Tokenizer and template of the served model. Raises EngineNotReady until they are loaded."""
         if self._model is None:
@@ -113,6 +131,8 @@ class EngineSupervisor(ABC):
             return EngineNotReady(
                 f"The engine does not start: {status.detail} An administrator has to look.", 60
             )
+        if self.held:
+            return EngineNotReady("The engine accepts nothing new for now: an administrator works on it.", 60)
         words = {
             EngineState.DRAINING: "The engine is about to restart with other settings",
             EngineState.RESTARTING: "The engine stopped and is being restarted",
@@ -148,12 +168,35 @@ class EngineSupervisor(ABC):
         """Begin to bring the engine up and return at once; `status` tells how it goes."""
 
     @abstractmethod
-    async def restart(self, overrides: Overrides) -> None:
-        """Drain, restart with `overrides`, return when ready.
+    async def restart(self, overrides: Overrides, model: str | None = None) -> None:
+        """Drain, restart with `overrides`, and with another model if one is named; return when ready.
 
-        Raises EngineStartFailed when the engine does not come up; the previous overrides are then in force
-        again (`rolled_back`: and the engine runs with them).
+        Raises EngineStartFailed when the engine does not come up; the previous overrides and model are then
+        in force again (`rolled_back`: and the engine runs with them).
         """
+
+    def choose_model(self, model: str) -> None:
+        """What to serve; before `start` only."""
+        self.settings = self.settings.model_copy(update={"model": model})
+
+    def hold(self) -> None:
+        """Accept nothing new; what runs goes on."""
+        if self._status.ready:
+            self._set(EngineState.DRAINING, phase=HELD)
+
+    def release(self) -> None:
+        """Accept again."""
+        if self.held:
+            self._set(EngineState.READY, phase="")
+
+    def report_stall(self, stalled: bool) -> None:
+        """Whoever watches the engine says whether it has work and does nothing."""
+        if stalled != self._status.stalled:
+            self._set(stalled=stalled)
+
+    def condemn(self, reason: str) -> None:
+        """It will not recover: replace it, where it is ours to replace. Here it is not."""
+        self.check_now()
 
     @abstractmethod
     async def stop(self) -> None:
@@ -200,6 +243,7 @@ class EngineSupervisor(ABC):
             EngineState.READY,
             phase="",
             detail="",
+            stalled=False,
             model=name,
             max_model_len=max_model_len,
             ready_seconds=seconds,

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from db.errors import InvalidInput, NotFound, StorageUnavailable
 from db.values import unpack_tokens
 
 EXPORT_FORMAT = "tangram-chat/1"
-MEMORY_SAMPLES = 43_200  # a day of one every two seconds
+MEMORY_SAMPLES = 43_200  # of thinned ones, most of a year
 
 _CONVERSATIONS = """
     SELECT id, title, system_prompt, settings, active_leaf_id, created_at, updated_at, deleted_at,
@@ -139,6 +139,36 @@ async def add_memory_sample(
             table.delete_where("id <= (SELECT max(id) FROM memory_samples) - ?", [keep])
 
     await database.write_raw(work)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """Of rows older than `age` ms, one is kept of each `span` ms."""
+
+    age: int
+    span: int
+
+
+async def thin_memory_samples(database: Database, rules: Sequence[Thinning], now: int | None = None) -> int:
+    """Delete older samples but one of each span, by all rules; return how many there were."""
+    moment = time.time_ns() // 1_000_000 if now is None else now
+
+    def work(connection: sqlite3.Connection) -> int:
+        tool = sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
+        table = tool["memory_samples"]
+        if not table.exists():
+            return 0
+        before = table.count
+        with tool.atomic():
+            for rule in rules:
+                table.delete_where(
+                    "time < :old AND id NOT IN (SELECT max(id) FROM memory_samples WHERE time < :old"
+                    " GROUP BY time / :span)",
+                    {"old": moment - rule.age, "span": rule.span},
+                )
+        return int(before - table.count)
+
+    return await database.write_raw(work)
 
 
 async def memory_samples(database: Database, limit: int = 1000) -> list[dict[str, Any]]:

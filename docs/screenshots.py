@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, expect  # noqa: E402
 
 from app import bundled_model  # noqa: E402
 from tests.admin.browser import AdminPage  # noqa: E402
-from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer  # noqa: E402
+from tests.fake_engine import FakeConfig, FakeEngine, Sequence, ThreadServer  # noqa: E402
 from tests.ui.support import DESKTOP, PHONE, ChatPage, Product, chromium, product  # noqa: E402
 
 SHOWN = ("chat", "chat-dark", "chat-phone", "settings", "console")
@@ -134,18 +134,22 @@ class Album:
         self.sizes("chat", page.address())
 
     def console(self) -> None:
+        """With conversations long enough to have sealed chunks."""
+        lengths = (5200, 3900, 2600, 1800)
+        self.fake.resident += [Sequence(f"cmpl-{n:024x}-0", "others", [*range(n)]) for n in lengths]
         for suffix, size, scheme in (
             ("", DESKTOP, "light"),
             ("-dark", DESKTOP, "dark"),
             ("-phone", PHONE, "light"),
+            ("-phone-dark", PHONE, "dark"),
         ):
             with AdminPage(self.browser, self.served.url, size, scheme) as page:
-                for tab in ("Memory", "Engine", "Profiles", "Tune"):
+                for tab in ("Memory", "Engine", "Tune", "Profiles", "Users", "Audit", "Health"):
                     page.tab(tab)
                     page.page.wait_for_timeout(1500)  # the tab's pictures are drawn
                     name = "console" if tab == "Memory" else f"console-{tab.lower()}"
                     if self.everything or f"{name}{suffix}" in SHOWN:
-                        page.page.screenshot(path=self.out / f"{name}{suffix}.png")
+                        page.page.screenshot(path=self.out / f"{name}{suffix}.png", full_page=True)
 
     def moments(self, page: ChatPage) -> None:
         page.send("/tokens 400 /delay 0.05")

@@ -58,6 +58,17 @@ def evict(sent: dict[str, Any]) -> dict[str, Any]:
     return sent
 
 
+def pin(sent: dict[str, Any]) -> dict[str, Any]:
+    """Which conversation to keep or to let go: ``sequence`` and ``pinned``."""
+    if sent.keys() != {"sequence", "pinned"}:
+        raise ConfigError("body", 'must be {"sequence": ID, "pinned": true} or with false')
+    if not (isinstance(sent["sequence"], str) and sent["sequence"]):
+        raise ConfigError("sequence", "must be the id of a conversation as GET /tangram/memory lists them")
+    if not isinstance(sent["pinned"], bool):
+        raise ConfigError("pinned", "must be true or false")
+    return sent
+
+
 def _lengths(value: Any) -> bool:
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_LENGTHS:
         return False

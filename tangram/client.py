@@ -105,6 +105,14 @@ class EngineClient:
         body = {name: value for name, value in wanted.items() if value is not None}
         return self._json(await self._send("POST", "/tangram/evict", json=body))
 
+    async def pin(self, sequence: str, pinned: bool = True) -> dict[str, Any]:
+        """POST /tangram/pin: keep a conversation when room is made for others, or let it go.
+
+        EngineRejected with status 404 where it is not in the pool, 409 where too much is pinned already.
+        """
+        body = {"sequence": sequence, "pinned": pinned}
+        return self._json(await self._send("POST", "/tangram/pin", json=body))
+
     async def metrics_text(self) -> str:
         """GET /metrics in Prometheus' text format."""
         return (await self._send("GET", "/metrics")).text

@@ -17,6 +17,7 @@ class CompletionRequest:
     n: how many answers; their chunks come mixed, told apart by `index`.
     logprobs: log-probabilities of the chosen tokens and of this many of the likeliest; None: not wanted.
     cache_salt: only requests with the same salt can share cached history; one per user.
+    request_id: what the engine is to call it; None: a name of its own.
     extra: further fields of vLLM's /v1/completions, passed as they are.
     """
 
@@ -31,6 +32,7 @@ class CompletionRequest:
     n: int = 1
     logprobs: int | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
@@ -46,7 +48,7 @@ class CompletionRequest:
             "return_token_ids": True,
             "skip_special_tokens": True,
         }
-        for name in ("temperature", "top_p", "seed", "cache_salt"):
+        for name in ("temperature", "top_p", "seed", "cache_salt", "request_id"):
             value = getattr(self, name)
             if value is not None:
                 body[name] = value

@@ -53,6 +53,7 @@ class TangramEndpoints:
             ("GET", "/tangram/memory", self.memory),
             ("POST", "/tangram/preview", self.preview),
             ("POST", "/tangram/evict", self.evict),
+            ("POST", "/tangram/pin", self.pin),
         ):
             app.add_api_route(path, self._guarded(handler), methods=[method], name=handler.__name__)
         app.add_api_route("/metrics", self.metrics, methods=["GET"])
@@ -154,6 +155,16 @@ class TangramEndpoints:
         """Drop idle conversations: one, those idle for so long, or all."""
         wanted = asked.evict(await asked.body(request))
         return await asyncio.to_thread(self._ask_scheduler, "evict", **wanted)
+
+    async def pin(self, request: Request) -> Answer:
+        """Keep a conversation when room is made for others, or let it go."""
+        wanted = asked.pin(await asked.body(request))
+        found = await asyncio.to_thread(self._ask_scheduler, "pin", **wanted)
+        if found["refused"]:
+            return _error(409, f"sequence: {found['refused']}")
+        if not found["conversations"]:
+            return _error(404, f"sequence: {printable(wanted['sequence'])} is not in the pool")
+        return {"conversations": found["conversations"]}
 
     def metrics(self) -> Response:
         """vLLM's metrics and the cache's. Not async: FastAPI runs it in a thread of its own. vLLM's registry

@@ -147,9 +147,9 @@ class Windows:
         """Blocks held with a row that whoever takes it over uses, or lets go."""
         return self._own(self._held.get(row, ()))
 
-    def releasable(self, spare: Hashable | None = None) -> int:
-        """Blocks that evicting all rows but ``spare`` would free: nobody but rows holds them."""
-        kept = {block.block_id for block in self._held.get(spare, ())}
+    def releasable(self, spared: Iterable[Hashable] = ()) -> int:
+        """Blocks that evicting all rows but these would free: nobody but rows holds them."""
+        kept = {block.block_id for row in spared for block in self._held.get(row, ())}
         blocks = self._pool.blocks
         return sum(blocks[i].ref_cnt == count and i not in kept for i, count in self._counts.items())
 

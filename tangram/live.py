@@ -28,6 +28,7 @@ class Live:
         raw_from: the first position that its ring can hold.
         next_prefix: the chunk whose prefix is looked at next.
         request: vLLM's own, once it is known.
+        pinned: see :mod:`tangram.pins`.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Live:
     raw_from: int = 0
     next_prefix: int = 0
     request: Request | None = None
+    pinned: bool = False
 
     def known_tokens(self) -> int:
         """Tokens that are both computed and known: a step in flight may have computed more than is known, and

@@ -23,7 +23,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.request import Request
 
-from tangram import integrity
+from tangram import integrity, pins
 from tangram.errors import CacheIntegrityError
 from tangram.hybrid import ByPool, Windows
 from tangram.live import Live, Return
@@ -143,6 +143,7 @@ class RaggedManager(SingleTypeKVCacheManager):
             resumed=offer.length,
             returned=not offer.forks,
             raw_from=self._raw_from(offer),
+            pinned=offer.row is not None and offer.row.pinned and not offer.forks,
             next_prefix=self.geometry.sealed(offer.length),
         )
         self._offer = None
@@ -187,6 +188,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         idle = self.resident.newest()
         kept = set(idle.held())
         self.windows.hold(idle, live.request.block_hashes, idle.targets)
+        pins.keep(self, idle, live.pinned)
         self.room.enforce_share()
         return [page for page in pages if page.block_id not in kept]
 
@@ -434,6 +436,9 @@ class RaggedManager(SingleTypeKVCacheManager):
         """Tokens of a running request that have a slot."""
         return self.live[request_id].slots if request_id in self.live else 0
 
+    def _pinned(self, request_id: str) -> bool:
+        return request_id in self.live and self.live[request_id].pinned
+
     def held_rows(self) -> tuple[dict[str, list[int]], list[Row]]:
         """Page ids of the running requests, and the rows that nobody is using. Copies."""
         running = {name: [block.block_id for block in row] for name, row in list(self.req_to_blocks.items())}
@@ -443,14 +448,15 @@ class RaggedManager(SingleTypeKVCacheManager):
         """What is in the pool now."""
         now = time.monotonic()
         running, idle = self.held_rows()
+        beside = self.windows.running
         holdings = [
-            Holding(name, "running", self.slots(name), row, beside=self.windows.running(name))
+            Holding(name, "running", self.slots(name), row, beside=beside(name), pinned=self._pinned(name))
             for name, row in running.items()
         ]
         for row in idle:
             state = "prefix" if row.shared else "resident"
             held = (list(row.pages), now - row.since, self.windows.held(row), max(row.targets))
-            holdings.append(Holding(row.name, state, row.tokens, *held))
+            holdings.append(Holding(row.name, state, row.tokens, *held, pinned=row.pinned))
         return Occupancy(
             holdings,
             total_pages=self.block_pool.num_gpu_blocks - 1,

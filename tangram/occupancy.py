@@ -18,7 +18,7 @@ class Holding:
         state: as in :class:`tangram.telemetry.Sequence`.
         pages: page ids, in order; None where the row needs none.
         beside: page ids of its sliding-window layers.
-        resumes_at: as in :class:`tangram.telemetry.Sequence`.
+        resumes_at, pinned: as in :class:`tangram.telemetry.Sequence`.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Holding:
     idle_seconds: float | None = None
     beside: Pages[int] = ()
     resumes_at: int | None = None
+    pinned: bool = False
 
     def places(self) -> list[tuple[int, int]]:
         """All its pages, and the place of each in the row; those of window layers are as young as the
@@ -69,6 +70,7 @@ class Occupancy:
                 idle_seconds=holding.idle_seconds,
                 shared_pages=sum(owners[page] > 1 for _, page in holding.places()),
                 resumes_at=holding.resumes_at,
+                pinned=holding.pinned,
             )
             for holding in self.holdings
         ]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tangram.balance import balance
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry
 from tangram.profile import ModelShape, Profile, build_geometry, in_force
@@ -48,6 +49,7 @@ class AtLength:
         bytes_per_token: ``bytes / tokens``; falls with the length, as the ring is paid once.
         kept_share: mean over all heads of the share of the tokens that a head still sees.
         padding_bytes: of ``bytes``, those in empty member slots and in the rounding of ``state_bytes``.
+        split, split_unsplit: see :class:`tangram.balance.Balance`.
         conversations: how many such conversations a pool holds at once, one of them being answered and the
             others idle; 0 until :meth:`Prediction.within`.
     """
@@ -61,6 +63,8 @@ class AtLength:
     bytes_per_token: float
     kept_share: float
     padding_bytes: int
+    split: float = 1.0
+    split_unsplit: float = 1.0
     conversations: int = 0
 
     def within(self, pool_bytes: int) -> AtLength:
@@ -90,6 +94,8 @@ class Prediction:
             rounded up to an equal share of every layer.
         padding_share: ``(empty_slot_bytes + rounding_bytes) / (S * page_bytes)``, from 0 to below 1.
         warnings: sentences for the operator.
+        covered: share of the calibration samples' needs that is at most what the head's tier keeps; None
+            without samples.
     """
 
     geometry: Geometry
@@ -107,6 +113,7 @@ class Prediction:
     rounding_bytes: int
     padding_share: float
     warnings: tuple[str, ...]
+    covered: float | None = None
 
     def within(self, pool_bytes: int) -> Prediction:
         """The same, with how many conversations fit a pool of that size."""
@@ -125,6 +132,8 @@ class Prediction:
                 "bytes_per_token",
                 "kept_share",
                 "padding_bytes",
+                "split",
+                "split_unsplit",
                 "conversations",
             )
         }
@@ -139,6 +148,7 @@ class Prediction:
             "empty_slot_bytes",
             "rounding_bytes",
             "padding_share",
+            "covered",
         )
         return {
             "geometry": self.geometry.to_dict(),
@@ -171,7 +181,8 @@ def predict(
     geometry = build_geometry(config, shape, profile)
     budgets = profile.budgets(config.retention, config.alpha)
     warnings = _warnings(config, shape, geometry, budgets)
-    return measure(geometry, budgets, shape.max_model_len, lengths, warnings, config.observed)
+    found = measure(geometry, budgets, shape.max_model_len, lengths, warnings, config.observed)
+    return replace(found, covered=_covered(geometry, profile.at(config.retention)))
 
 
 def measure(
@@ -198,6 +209,7 @@ def measure(
 
     def at(n: int) -> AtLength:
         held, idle = g.bytes(n), g.idle_bytes(n, observed)
+        even = balance(g, n)
         hollow = sum(g.tier_pages(n, index) * gap for index, gap in enumerate(missing)) * slot
         return AtLength(
             tokens=n,
@@ -209,6 +221,8 @@ def measure(
             bytes_per_token=held / n,
             kept_share=g.kept_fraction(n),
             padding_bytes=hollow + g.pages(n) * rounding,
+            split=even.cut,
+            split_unsplit=even.unsplit,
         )
 
     sealed_bytes = g.pages_per_chunk * g.page_bytes
@@ -229,6 +243,18 @@ def measure(
         padding_share=(empty * slot + g.pages_per_chunk * rounding) / sealed_bytes,
         warnings=tuple(warnings),
     )
+
+
+def _covered(geometry: Geometry, profile: Profile) -> float | None:
+    """See :class:`Prediction`."""
+    if profile.calibration is None:
+        return None
+    keep, kept = geometry.keep, 0
+    for sample in profile.calibration.needs:
+        for row, tiers in zip(sample, geometry.head_tier, strict=True):
+            for need, tier in zip(row, tiers, strict=True):
+                kept += need * geometry.chunk <= keep[tier] + 1e-6
+    return kept / (len(profile.calibration.needs) * geometry.layers * geometry.kv_heads)
 
 
 def _warnings(

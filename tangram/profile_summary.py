@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tangram.advice import advised_margin, margins, needs_of
+from tangram.advice import advised_margin, margins, needs_of, shape_of
 from tangram.calibration.statistics import between_samples, rank_correlation, split_half
+from tangram.config import TangramConfig
 from tangram.errors import ProfileError
+from tangram.predict import predict
 from tangram.profile import Profile, load_profile_file
 from tangram.profile_command import weaknesses
 
@@ -98,6 +102,19 @@ def compare(first: Path, second: Path, retention: float, alpha: float) -> dict[s
         "first": ours,
         "second": theirs,
     }
+
+
+def costs(path: Path, config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, int]:
+    """Bytes that conversations of these lengths would hold with a profile, at these settings of an engine.
+    Empty for a profile that names no model, which cannot say. Raises ProfileError, ConfigError."""
+    known = load_profile_file(path).calibration
+    if known is None:
+        return {}
+    settings = TangramConfig.from_mapping({**config, "profile": str(path)})
+    if settings.scope == "uniform":
+        settings = replace(settings, scope="model")
+    found = predict(settings, shape_of(known.model), load_profile_file(path), lengths)
+    return {at.tokens: at.bytes for at in found.at}
 
 
 def _differences(a: Profile, b: Profile) -> dict[str, list[Any]]:

@@ -33,6 +33,7 @@ class Row:
         step: the scheduler's step in which it was made; its copies run with that step.
         owner: whose conversation it is, None where that is not known.
         left: whether its owner began another conversation since.
+        pinned: whether it stays when room is made (:mod:`tangram.pins`).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Row:
     step: int = -1
     owner: str | None = None
     left: bool = False
+    pinned: bool = False
 
     def held(self) -> list[int]:
         """The pages that the row owns a reference to."""
@@ -218,7 +220,7 @@ class ResidentRows:
         latest, pages = self._clock() - seconds, 0
         for row in self._rows.values():  # those that were left, and then in the order of their use
             if row.since <= latest:
-                pages += len(row.held())
+                pages += 0 if row.pinned else len(row.held())
             elif not row.left:
                 break
         return pages
@@ -232,16 +234,20 @@ class ResidentRows:
         return any(row.shared for row in self._by_hash.get(prefix, ()))
 
     def oldest(self, spare: Row | None = None) -> Row | None:
-        """The row to evict next, never ``spare``."""
-        return next((row for row in self._rows.values() if row is not spare), None)
+        """The row to evict next, never ``spare`` and never a pinned one."""
+        return next((row for row in self._rows.values() if row is not spare and not row.pinned), None)
 
     # ---- counting ---------------------------------------------------------------------------------------
 
     def releasable(self, spare: Row | None = None) -> int:
-        """Pages that evicting all rows but ``spare`` would free."""
+        """Pages that evicting all rows but ``spare`` and pinned ones would free."""
         elsewhere = sum(self._references(page) > self._holds.get(page, 0) > 0 for page in self._forked)
-        spared = sum(self._only_here(page) for page in spare.held()) if spare else 0
-        return len(self._holds) - elsewhere - spared
+        kept = {page for row in self.spared(spare) for page in row.held()}
+        return len(self._holds) - elsewhere - sum(self._only_here(page) for page in kept)
+
+    def spared(self, spare: Row | None) -> list[Row]:
+        """Rows that making room does not touch: ``spare``, if it is kept here, and pinned ones."""
+        return [row for row in self._rows.values() if row.pinned or row is spare]
 
     def _only_here(self, page: int) -> bool:
         return page not in self._forked or self._references(page) <= self._holds.get(page, 0)

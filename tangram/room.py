@@ -23,6 +23,7 @@ class Policy:
         observed: see :class:`tangram.resident.ResidentRows`.
         headroom: pages that the scheduler wants free beyond an allocation.
         wide: whether a prefill step may cross seal boundaries.
+        pinnable: pages that pinned conversations may hold in all.
         returning_first: whether conversations that return go first in a crowd (:mod:`tangram.crowd`).
     """
 
@@ -31,6 +32,7 @@ class Policy:
     observed: int = 0
     headroom: int = 0
     wide: bool = False
+    pinnable: int = 0
     returning_first: bool = False
 
 
@@ -56,7 +58,7 @@ class Room:
         return [self._pool.blocks[page] for page in pages]
 
     def available(self, spare: Row | None = None) -> int:
-        """Pages that are free, or would be without all idle rows but ``spare``."""
+        """Pages that are free, or would be without all idle rows but ``spare`` and pinned ones."""
         return self._pool.get_num_free_blocks() + self._releasable(spare)
 
     def stale(self, seconds: float) -> int:
@@ -98,4 +100,4 @@ class Room:
         self.windows.release(row)
 
     def _releasable(self, spare: Row | None = None) -> int:
-        return self._resident.releasable(spare) + self.windows.releasable(spare)
+        return self._resident.releasable(spare) + self.windows.releasable(self._resident.spared(spare))

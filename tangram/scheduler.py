@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -19,6 +20,7 @@ from tangram.crowd import Crowd
 from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
 from tangram.manager import RaggedManager
+from tangram.pins import set_pin
 from tangram.reasons import told
 from tangram.room import Policy
 from tangram.support import check_supported
@@ -48,7 +50,7 @@ class TangramScheduler(AsyncScheduler):
         self._lock = threading.RLock()
         self._control = ControlServer(
             socket_path(self.vllm_config.instance_id),
-            {"memory": self._memory, "evict": self._evict, "ping": lambda _: {}},
+            {"memory": self._memory, "evict": self._evict, "pin": self._pin, "ping": lambda _: {}},
         )
 
     def _find_managers(self) -> RaggedManager:
@@ -89,6 +91,7 @@ class TangramScheduler(AsyncScheduler):
                 f"a conversation of {self.max_model_len} tokens takes {needed} pages and the KV cache "
                 f"has {pages}: lower --max-model-len, or give the KV cache more memory",
             )
+        self.manager.room.policy = replace(self.manager.room.policy, pinnable=pages - needed)
 
     def _final_length(self, request_id: str) -> int:
         """Tokens that a request holds when it has generated all that it may; drafts go beyond its last."""
@@ -160,13 +163,19 @@ class TangramScheduler(AsyncScheduler):
         return occupancy.snapshot(self.manager.geometry, running, waiting).to_dict()
 
     def _evict(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Drop one idle row, those idle for a while, or all."""
+        """Drop one idle row, those idle for a while, or all; a pinned one only by its name."""
         with self._lock:
             latest = time.monotonic() - float(call.get("idle_seconds", math.inf))
             rows = [
                 row
                 for row in self.manager.resident.rows()
-                if call.get("all") or row.name == call.get("sequence") or row.since <= latest
+                if row.name == call.get("sequence")
+                or (not row.pinned and (call.get("all") or row.since <= latest))
             ]
             conversations, pages = self.manager.evict(rows)
         return {"conversations": conversations, "pages": pages}
+
+    def _pin(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Keep a conversation when room is made, or let it go."""
+        with self._lock:
+            return set_pin(self.manager, str(call["sequence"]), bool(call["pinned"]))

@@ -27,6 +27,7 @@ class Sequence:
         shared_pages: of ``pages``, those that other rows hold too.
         resumes_at: tokens that whoever continues it need not compute, at most: what the row holds. None
             while running.
+        pinned: whether it stays when room is made for others.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Sequence:
     idle_seconds: float | None
     shared_pages: int = 0
     resumes_at: int | None = None
+    pinned: bool = False
 
 
 @dataclass(frozen=True)

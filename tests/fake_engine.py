@@ -48,6 +48,7 @@ from tangram.predict import measure
 LOREM = """lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore
 et dolore magna aliqua ut enim ad minim veniam quis nostrud exercitation ullamco laboris nisi""".split()  # noqa: SIM905
 LAYERS, KV_HEADS, HEAD_SIZE = 30, 3, 64
+BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, float("inf"))
 TOTAL_PAGES = 20_000
 
 
@@ -73,6 +74,7 @@ class Sequence:
     salt: str | None
     tokens: list[int]
     touched: float = field(default_factory=time.monotonic)
+    pinned: bool = False
 
 
 def geometry(config: FakeConfig, **changes: Any) -> tuple[Geometry, list[list[float]]]:
@@ -120,6 +122,10 @@ class FakeEngine:
         self.takeovers = 0
         self.healthy = True
         self._ids = itertools.count()
+        self.evictions = 0
+        self.generated = 0
+        self.first_tokens = [0] * len(BOUNDS)
+        self.gaps = [0] * len(BOUNDS)
         self.app = self._routes()
 
     # ---- generation ------------------------------------------------------------------------
@@ -146,7 +152,8 @@ class FakeEngine:
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         prompt, limit = list(body["prompt"]), int(body["max_tokens"])
         cached = self._take_over(prompt, body.get("cache_salt"))
-        sequence = Sequence(f"cmpl-{next(self._ids):08x}", body.get("cache_salt"), list(prompt))
+        name = body.get("request_id") or f"{next(self._ids):024x}"
+        sequence = Sequence(f"cmpl-{name}-0-{next(self._ids):08x}", body.get("cache_salt"), list(prompt))
         self.running[sequence.id] = sequence
         ids, delay, prefill, die, fail = self.plan(prompt)
         finished, total = False, 0
@@ -166,6 +173,8 @@ class FakeEngine:
                 await asyncio.sleep(delay)
                 sent = "" if done == 1 else sent
                 total += 1
+                self.generated += 1
+                _observe(self.gaps if done > 1 else self.first_tokens, delay if done > 1 else prefill + delay)
                 if place == 0:
                     sequence.tokens.append(token)
                 reason = "stop" if token == self.end else "length" if done >= limit else None
@@ -221,14 +230,40 @@ class FakeEngine:
 
     # ---- reports ---------------------------------------------------------------------------
 
-    def memory(self) -> dict[str, Any]:
+    def evict(self, asked: dict[str, Any]) -> dict[str, int]:
+        now = time.monotonic()
+        gone = [
+            s
+            for s in self.resident
+            if s.id == asked.get("sequence")
+            or (not s.pinned and (asked.get("all") or now - s.touched >= asked.get("idle_seconds", 1e9)))
+        ]
+        self.resident = [s for s in self.resident if s not in gone]
+        self.evictions += len(gone)
+        return {
+            "conversations": len(gone),
+            "pages": sum(self.geometry.idle_pages(len(s.tokens)) for s in gone),
+        }
+
+    def pin(self, asked: dict[str, Any]) -> int:
+        found = [s for s in (*self.running.values(), *self.resident) if s.id == asked["sequence"]]
+        for sequence in found:
+            sequence.pinned = asked["pinned"]
+        return len(found)
+
+    def memory(self, wanted: str | None = None) -> dict[str, Any]:
         shape, now = self.geometry, time.monotonic()
         everything = [("running", s) for s in self.running.values()] + [
             ("resident", s) for s in self.resident
         ]
-        lengths = [len(sequence.tokens) for _, sequence in everything]
+        chosen = [(state, s) for state, s in everything if wanted in (None, s.id)]
+        lengths = [len(sequence.tokens) for _, sequence in chosen]
         sequences = [_seen(shape, state, sequence, now) for state, sequence in everything]
         used = {kind: sum(s.pages for s in sequences if s.state == kind) for kind in ("running", "resident")}
+        shown = [s for s in sequences if wanted in (None, s.id)]
+        sealed = sum(s.sealed_chunks for s in sequences if s.state == "running") * shape.pages_per_chunk
+        free = TOTAL_PAGES - sum(used.values())
+        kinds = {"ring": used["running"] - sealed, "sealed": sealed, "resident": used["resident"]}
         return {
             "time": time.time(),
             "model": {
@@ -255,18 +290,21 @@ class FakeEngine:
             "geometry": shape.to_dict(),
             "pool": {
                 "total_pages": TOTAL_PAGES,
-                "free_pages": TOTAL_PAGES - sum(used.values()),
+                "free_pages": free,
                 "running_pages": used["running"],
                 "resident_pages": used["resident"],
                 "page_bytes": shape.page_bytes,
+                "pages": kinds | {"prefix": 0, "free": free},
             },
-            "heads": telemetry.heads_report(shape, sequences, self.budget),
-            "sequences": [asdict(sequence) for sequence in sequences],
+            "heads": telemetry.heads_report(shape, shown, self.budget),
+            "sequences": [asdict(sequence) for sequence in shown],
             "full_cache_bytes": sum(shape.full_bytes(n) for n in lengths),
-            "used_bytes": sum(used.values()) * shape.page_bytes,
+            "used_bytes": sum(s.pages for s in shown) * shape.page_bytes,
             "counters": {
                 "takeovers": self.takeovers,
-                "evictions": 0,
+                "evictions": self.evictions,
+                "reprefilled_tokens": 0,
+                "misses": 0,
                 "seals": sum(shape.sealed(n) for n in lengths),
                 "preemptions": 0,
             },
@@ -316,7 +354,31 @@ class FakeEngine:
 
         @app.get("/tangram/memory")
         async def memory(request: Request) -> Response:
-            return refused(request) or JSONResponse(self.memory())
+            wanted = request.query_params.get("sequence")
+            if wanted and wanted not in {s.id for s in (*self.running.values(), *self.resident)}:
+                return _error(404, f"sequence: {wanted!r} is not in the pool")
+            return refused(request) or JSONResponse(self.memory(wanted))
+
+        @app.post("/tangram/evict")
+        async def evict(request: Request) -> Response:
+            return refused(request) or JSONResponse(self.evict(await request.json()))
+
+        @app.post("/tangram/pin")
+        async def pin(request: Request) -> Response:
+            if answer := refused(request):
+                return answer
+            found = self.pin(await request.json())
+            return JSONResponse({"conversations": found}) if found else _error(404, "it is not in the pool")
+
+        @app.get("/tangram/status")
+        async def status(request: Request) -> Response:
+            about = {"version": "0", "vllm": "imitated", "kernels": "none"} | {
+                "profile": self.config.profile or "uniform",
+                "pool": {"total_pages": TOTAL_PAGES},
+                "geometry": {"row_width": self.geometry.row_width(self.config.max_model_len)},
+                "model": {"max_model_len": self.config.max_model_len},
+            }
+            return refused(request) or JSONResponse(about)
 
         @app.post("/tangram/preview")
         async def preview(request: Request) -> Response:
@@ -332,10 +394,12 @@ class FakeEngine:
             return PlainTextResponse(
                 "# TYPE vllm:num_requests_running gauge\n"
                 f"vllm:num_requests_running {len(self.running)}\n"
-                "# TYPE vllm:time_to_first_token_seconds histogram\n"
-                f'vllm:time_to_first_token_seconds_bucket{{le="+Inf"}} {len(self.requests)}\n'
-                f"vllm:time_to_first_token_seconds_sum {0.05 * len(self.requests)}\n"
-                f"vllm:time_to_first_token_seconds_count {len(self.requests)}\n"
+                "# TYPE vllm:num_requests_waiting gauge\n"
+                "vllm:num_requests_waiting 0\n"
+                "# TYPE vllm:generation_tokens counter\n"
+                f"vllm:generation_tokens_total {self.generated}\n"
+                + _histogram("vllm:time_to_first_token_seconds", self.first_tokens)
+                + _histogram("vllm:inter_token_latency_seconds", self.gaps)
             )
 
         @app.get("/fake/state")
@@ -369,10 +433,11 @@ def _shared(a: list[int], b: list[int]) -> int:
 def _seen(shape: Geometry, state: str, sequence: Sequence, now: float) -> telemetry.Sequence:
     n = len(sequence.tokens)
     if state == "running":
-        return telemetry.Sequence(sequence.id, state, n, shape.sealed(n), shape.pages(n), None)
+        held = (shape.sealed(n), shape.pages(n), None)
+        return telemetry.Sequence(sequence.id, state, n, *held, pinned=sequence.pinned)
     last, idle = n // shape.page_tokens * shape.page_tokens, now - sequence.touched
     held = (shape.sealed(last - 1), shape.idle_pages(n), idle)
-    return telemetry.Sequence(sequence.id, state, n, *held, resumes_at=last)
+    return telemetry.Sequence(sequence.id, state, n, *held, resumes_at=last, pinned=sequence.pinned)
 
 
 def _word(text: str, name: str, default: str) -> str:
@@ -385,6 +450,19 @@ def _logprobs(token: int, top: int) -> dict[str, Any]:
     likeliest = {f"token_id:{token + place}": -0.5 - place for place in range(top + 1)}
     name = f"token_id:{token}"
     return {"tokens": [name], "token_logprobs": [-0.5], "top_logprobs": [likeliest], "text_offset": [0]}
+
+
+def _observe(counts: list[int], seconds: float) -> None:
+    for place, bound in enumerate(BOUNDS):
+        counts[place] += seconds <= bound
+
+
+def _histogram(name: str, counts: list[int]) -> str:
+    bounds = [str(bound) if bound < float("inf") else "+Inf" for bound in BOUNDS]
+    buckets = [f'{name}_bucket{{le="{bound}"}} {count}' for bound, count in zip(bounds, counts, strict=True)]
+    return "\n".join(
+        [f"# TYPE {name} histogram", *buckets, f"{name}_count {counts[-1]}", f"{name}_sum 0", ""]
+    )
 
 
 def _event(data: Any) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from app.active import Origin
 from app.job import Job
 from app.reply_runner import is_engines_fault
 from app.services import Services
@@ -25,6 +27,8 @@ class Run:
     ) -> None:
         self._services = services
         self._job = Job("", "", "", sum(len(request.prompt) for request in requests))
+        self._owner = owner
+        self._stopped = asyncio.Event()
         self._usages: list[Usage] = []
         self._ended = False
         self._chunks = services.queue.stream(owner, self._read(engine, requests))
@@ -69,12 +73,17 @@ class Run:
         self, engine: EngineClient, requests: Sequence[CompletionRequest]
     ) -> AsyncGenerator[CompletionChunk, None]:
         for place, request in enumerate(requests):
-            async with contextlib.aclosing(engine.stream(request)) as chunks:
-                async for chunk in chunks:
-                    self._job.take(chunk)
-                    if chunk.usage is not None:
-                        self._usages.append(chunk.usage)
-                    yield replace(chunk, index=place * request.n + chunk.index)
+            with self._services.active.begin(
+                Origin(self._owner), tokens=lambda: len(self._job.token_ids), stop=self._stopped.set
+            ) as active:
+                active.at_engine = True
+                named = replace(request, request_id=active.name)
+                async with contextlib.aclosing(unless(self._stopped, engine.stream(named))) as chunks:
+                    async for chunk in chunks:
+                        self._job.take(chunk)
+                        if chunk.usage is not None:
+                            self._usages.append(chunk.usage)
+                        yield replace(chunk, index=place * request.n + chunk.index)
 
     async def _end(self, status: str, failure: BaseException | None) -> None:
         await self._chunks.aclose()
@@ -85,6 +94,28 @@ class Run:
             self._services.supervisor.check_now()
         self._job.usage = self.usage if self._usages else None
         self._services.metrics.reply_ended(status, self._job.measure(None))
+
+
+async def unless(
+    stopped: asyncio.Event, chunks: AsyncGenerator[CompletionChunk, None]
+) -> AsyncGenerator[CompletionChunk, None]:
+    """The chunks, until somebody stops them; then EngineRejected. The first is waited for no longer."""
+    async with contextlib.aclosing(chunks):
+        first = asyncio.ensure_future(anext(chunks, None))
+        stop = asyncio.ensure_future(stopped.wait())
+        try:
+            await asyncio.wait({first, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not first.done():
+                first.cancel()
+                await asyncio.wait({first})
+        chunk = None if first.cancelled() else first.result()
+        while not stopped.is_set() and chunk is not None:
+            yield chunk
+            chunk = await anext(chunks, None)
+        if stopped.is_set():
+            raise EngineRejected(409, "An administrator stopped this request.")
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

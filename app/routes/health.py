@@ -27,13 +27,13 @@ async def ready(services: ServicesDep, response: Response) -> dict[str, Any]:
         storage = "ok"
     except DbError:
         storage = "unavailable"
-    ok = status.ready and storage == "ok"
+    ok = status.ready and not status.stalled and storage == "ok"
     if not ok:
         response.status_code = 503
         response.headers["Retry-After"] = "5"
     return {
         "status": "ok" if ok else "unavailable",
         "storage": storage,
-        "engine": status.state.value,
+        "engine": "stalled" if status.ready and status.stalled else status.state.value,
         "phase": status.phase,
     }

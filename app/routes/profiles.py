@@ -26,7 +26,7 @@ class NewCalibration(JsonBody):
     oracle: Literal["kvzip", "keydiff", "expected_attention", "snapkv"] = "kvzip"
     scope: Literal["model", "layer"] = "model"
     alpha: float = 1.0
-    data: Literal["builtin", "conversations"] = "builtin"
+    data: Literal["builtin", "conversations", "uploaded"] = "builtin"
     length: int = 3072
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -15,10 +15,13 @@ from fastapi import FastAPI
 
 from admin.access import Access
 from admin.console import Console
+from admin.engine_jobs import EngineJobs
 from admin.mount import mount, mount_console
+from admin.owners import Owners
 from admin.render import Renderer
 from admin.sampler import Sampler
 from admin.tuning import TuneService
+from admin.watch import Watch
 from app.calibration import Calibration
 from app.engine_settings import EngineSettings
 from app.factory import build_services, create_app
@@ -73,14 +76,29 @@ async def bench(engine: Engine, supervisor: Supervisor, keeper: Keeper) -> Async
     settings.make_folders()
     profiles = Profiles(settings, supervisor, decided, keeper)
     calibration = Calibration(settings, supervisor, keeper)
-    renderer = Renderer(sampler)
-    console = Console(Access(resolve), sampler, renderer, tuning, supervisor, profiles, calibration)
+    services = build_services(settings, supervisor=supervisor)
+    services.database.migrate()
+    owners = Owners(services.active, services.store)
+    console = Console(
+        access=Access(resolve),
+        sampler=sampler,
+        renderer=Renderer(sampler, owners.of),
+        tuning=tuning,
+        engine=supervisor,
+        profiles=profiles,
+        calibration=calibration,
+        services=services,
+        owners=owners,
+        watch=Watch(services, sampler, owners),
+        jobs=EngineJobs(sampler.poke),
+    )
     made = Bench(console, app, engine, supervisor, keeper, Person("1", True))
     mount_console(app, console)
     yield made
     await calibration.close()
     await profiles.close()
     await tuning.stop()
+    await services.database.aclose()
 
 
 @dataclass

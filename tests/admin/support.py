@@ -28,6 +28,11 @@ def report(
         [0.1 + 0.8 * ((3 * layer + 5 * head) % 11) / 10 for head in range(kv_heads)]
         for layer in range(layers)
     ]
+    places = [(layer, head) for layer in range(layers) for head in range(kv_heads)]
+
+    def tier_of(layer: int, head: int) -> int:
+        return (3 * layer + 5 * head) % tiers
+
     tokens = [[int(100 * scale * sequences * value) for value in row] for row in budget]
     rows = [
         {
@@ -70,7 +75,12 @@ def report(
         },
         "geometry": {
             "group_size": 16,
-            "tiers": [{"keep": 64 + 64 * tier, "heads": []} for tier in range(tiers)],
+            "page_tokens": 16,
+            "chunk": 512,
+            "tiers": [
+                {"keep": 64 + 64 * tier, "heads": [where for where in places if tier_of(*where) == tier]}
+                for tier in range(tiers)
+            ],
         },
         "pool": {
             "total_pages": total,
@@ -78,12 +88,20 @@ def report(
             "running_pages": running,
             "resident_pages": resident,
             "page_bytes": page_bytes,
+            "pages": {
+                "ring": running // 2,
+                "sealed": running - running // 2,
+                "resident": resident,
+                "prefix": 0,
+                "free": total - running - resident,
+            },
         },
         "heads": {
             "budget": budget,
             "tokens_kept": tokens,
             "pages": [[-(-value // 16) for value in row] for row in tokens],
-            "tier": [[(3 * layer + 5 * head) % tiers for head in range(kv_heads)] for layer in range(layers)],
+            "tier": [[tier_of(layer, head) for head in range(kv_heads)] for layer in range(layers)],
+            "waste": [[value / 10 for value in row] for row in budget],
         },
         "sequences": rows,
         "full_cache_bytes": 3 * (running + resident) * page_bytes,
@@ -115,7 +133,7 @@ class Engine:
         self.data = report()
         self.metrics = prometheus({"0.1": 2, "0.5": 8, "+Inf": 8})
 
-    async def memory(self) -> dict[str, Any]:
+    async def memory(self, sequence: str | None = None) -> dict[str, Any]:
         self.memory_calls += 1
         self._check()
         self.data = {**self.data, "time": self.data["time"] + 2}
@@ -164,6 +182,7 @@ class Supervisor(EngineSupervisor):
         self.gate = asyncio.Event()
         self.gate.set()
         self.applied: list[Overrides] = []
+        self.models: list[str] = []
         self._status = replace(self._status, state=EngineState.READY, model="SmolLM2-135M-Instruct")
 
     def reader(self) -> Engine:
@@ -175,6 +194,10 @@ class Supervisor(EngineSupervisor):
     def client(self) -> Any:
         return self.reader()
 
+    @property
+    def watching(self) -> Any:
+        return self.reader()
+
     def log_tail(self, lines: int = 100) -> list[str]:
         return ["INFO engine <b>started</b>", "INFO ready"][-lines:]
 
@@ -184,13 +207,15 @@ class Supervisor(EngineSupervisor):
     async def stop(self) -> None:
         self._set(EngineState.STOPPED)
 
-    async def restart(self, overrides: Overrides) -> None:
+    async def restart(self, overrides: Overrides, model: str | None = None) -> None:
         self._set(EngineState.STARTING, phase="loading the model")
         await self.gate.wait()
         try:
             if self.refuse:
                 raise EngineStartFailed(self.refuse, rolled_back=True)
             self.applied.append(overrides)
+            if model is not None:
+                self.models.append(model)
             self.engine.data = {**self.engine.data, "config": {**self.engine.data["config"], **overrides}}
         finally:
             self._set(EngineState.READY, phase="")

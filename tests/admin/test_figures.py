@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from admin import figures, palette
+from admin import charts, figures, palette
 from admin.history import PoolPoint
 from admin.snapshot import MemorySnapshot
 from app.ui import brand
@@ -19,7 +19,7 @@ def drawn(figure: Any) -> Any:
 
 
 def point(time: float, running: int = 1, resident: int = 2) -> PoolPoint:
-    return PoolPoint(time, running, resident, 10, 1024**2, 0, 9 * 1024**2, 3, 0, 0, 0, 0)
+    return PoolPoint(time, running, 3, resident, 10, 1024**2, 0, 9 * 1024**2, 3, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def point(time: float, running: int = 1, resident: int = 2) -> PoolPoint:
         (figures.BUDGET, "budget"),
         (figures.TOKENS, "tokens_kept"),
         (figures.PAGES, "pages"),
+        (figures.WASTE, "waste"),
         (figures.TIER, "tier"),
     ],
 )
@@ -43,18 +44,32 @@ def test_map_has_a_column_a_layer_and_a_row_a_head(layers: int, kv_heads: int, v
             assert trace["z"][head][layer] == data["heads"][key][layer][head]
 
 
-def test_hover_names_the_head_and_gives_all_four_values() -> None:
+def test_hover_names_the_head_and_gives_all_values() -> None:
     data = report(5, 2)
     trace = drawn(figures.memory_map(MemorySnapshot.parse(data), figures.BUDGET))["data"][0]
     heads = data["heads"]
     for layer in range(5):
         for head in range(2):
-            assert trace["customdata"][head][layer] == [
-                heads[key][layer][head] for key in ("tier", "budget", "tokens_kept", "pages")
-            ]
+            told = trace["customdata"][head][layer]
+            assert told[:4] == [heads[key][layer][head] for key in ("tier", "budget", "tokens_kept", "pages")]
+            assert told[5] == heads["waste"][layer][head]
     for part in ("Layer %{x}", "KV head %{y}", "Tier %{customdata[0]}", "Budget %{customdata[1]",
-                 "Tokens kept %{customdata[2]", "Pages %{customdata[3]"):  # fmt: skip
+                 "Tokens kept %{customdata[2]", "Pages %{customdata[3]", "Share of pool %{customdata[4]",
+                 "Waste %{customdata[5]"):  # fmt: skip
         assert part in trace["hovertemplate"]
+
+
+def test_shares_of_the_pool_add_up_to_what_sequences_hold() -> None:
+    """A page belongs to all heads of its tier; each head of a tier has an equal part of it."""
+    data = report(6, 3)
+    snapshot = MemorySnapshot.parse(data)
+    trace = drawn(figures.memory_map(snapshot, figures.SHARE))["data"][0]
+    of_tier = {}
+    for layer, row in enumerate(data["heads"]["tier"]):
+        for head, tier in enumerate(row):
+            of_tier.setdefault(tier, []).append(data["heads"]["pages"][layer][head])
+    held = sum(sum(pages) / len(pages) for pages in of_tier.values())
+    assert sum(map(sum, trace["z"])) == pytest.approx(held / data["pool"]["total_pages"])
 
 
 def test_map_stays_readable_for_many_layers() -> None:
@@ -94,7 +109,8 @@ def test_pool_bar_stacks_to_the_pool() -> None:
     bars = {trace["name"]: trace["x"][0] for trace in figure["data"]}
     pool = data["pool"]
     assert bars == {
-        "Running": pool["running_pages"],
+        "Ring": pool["pages"]["ring"],
+        "Sealed, running": pool["pages"]["sealed"],
         "Resident": pool["resident_pages"],
         "Free": pool["free_pages"],
     }
@@ -104,28 +120,30 @@ def test_pool_bar_stacks_to_the_pool() -> None:
 
 def test_time_chart_shows_bytes_by_kind_relative_to_now() -> None:
     points = [point(1000.0), point(1060.0, running=4), point(1120.0, resident=5)]
-    figure = drawn(figures.pool_over_time([points]))
+    figure = drawn(charts.pool_over_time([points]))
     traces = {trace["name"]: trace for trace in figure["data"]}
     mebibyte = 1024**2
-    assert traces["Running"]["x"] == [-120, -60, 0]
-    assert traces["Running"]["y"] == [mebibyte, 4 * mebibyte, mebibyte]
+    assert traces["Ring"]["x"] == [-120, -60, 0]
+    assert traces["Ring"]["y"] == [mebibyte, 4 * mebibyte, mebibyte]
     assert traces["Resident"]["y"] == [2 * mebibyte, 2 * mebibyte, 5 * mebibyte]
     assert traces["Full cache"]["y"] == [9 * mebibyte] * 3
-    assert traces["Running"]["stackgroup"] == traces["Resident"]["stackgroup"]
+    assert traces["Free"]["y"] == [10 * mebibyte] * 3
+    stacked = ("Ring", "Sealed, running", "Resident", "Free")
+    assert len({traces[name]["stackgroup"] for name in stacked}) == 1
     axes = figure["layout"]
     assert axes["xaxis"]["ticktext"] == ["−2 min", "−1 min", "now"]
-    assert axes["yaxis"]["range"][1] > 9 * mebibyte
+    assert axes["yaxis"]["range"][1] > 18 * mebibyte
 
 
 def test_time_chart_is_broken_where_samples_are_missing() -> None:
     runs = [[point(1000.0), point(1002.0)], [point(1100.0), point(1102.0)]]
-    traces = drawn(figures.pool_over_time(runs))["data"]
-    for name in ("Running", "Resident", "Full cache"):
+    traces = drawn(charts.pool_over_time(runs))["data"]
+    for name in ("Ring", "Sealed, running", "Resident", "Free", "Full cache"):
         parts = [trace for trace in traces if trace["name"] == name]
         assert [part["x"] for part in parts] == [[-102, -100], [-2, 0]]
         assert [part["showlegend"] for part in parts] == [True, False], "one entry in the legend"
         assert {part["legendgroup"] for part in parts} == {name}, "that switches both parts"
-    groups = [trace["stackgroup"] for trace in traces if trace["name"] == "Running"]
+    groups = [trace["stackgroup"] for trace in traces if trace["name"] == "Ring"]
     assert len(set(groups)) == 2, "a common stack would fill the hole"
 
 
@@ -154,6 +172,6 @@ def test_colours_stand_out_from_the_page(page: dict[str, str]) -> None:
 
 
 def test_time_chart_without_points_is_an_empty_chart() -> None:
-    figure = drawn(figures.pool_over_time([]))
-    assert [trace["y"] for trace in figure["data"]] == [[], [], []]
+    figure = drawn(charts.pool_over_time([]))
+    assert [trace["y"] for trace in figure["data"]] == [[]] * 5
     assert figure["layout"]["xaxis"]["ticktext"] == ["now"]

@@ -32,6 +32,11 @@ class Viewer:
         wanted = {self.parts[name] for name in changes}
         return next(event for event in self.events if wanted <= set(event["outputs"]) and not event["queue"])
 
+    def opening(self, tab: str) -> dict[str, Any]:
+        """The event of a tab that is opened; it takes the map's view, conversation and tier, and words."""
+        part = self.parts[f"tab-{tab}"]
+        return next(event for event in self.events if [part, "select"] in event["targets"])
+
     async def send(self, event: dict[str, Any], *values: Any) -> dict[str, Any]:
         """Send an event; the answer by the components' names."""
         answer = await self.http.post(
@@ -58,21 +63,23 @@ async def test_refresh_brings_everything_and_then_only_what_is_new(installed: In
     await sampled(installed)
     async with installed.client("ann", is_admin=True) as http:
         viewer = await Viewer.open(http)
-        event = viewer.event("memory-map", "pool-bar", "sequences")
-        first = await viewer.send(event, None, figures.BUDGET)
+        event = viewer.event("memory-map", "pool-bar", "sequences", "admin-head")
+        first = await viewer.send(event, -1, "memory", figures.BUDGET, "", -1, "")
         drawn = json.loads(first["memory-map"])["data"][0]
         table = installed.fake.budget
         assert drawn["z"] == [[row[head] for row in table] for head in range(3)]
         assert "Engine ready" in first["admin-head"]
         assert "of 20,000 pages" in first["admin-cards"]
-        assert "Retention" in first["config"]
-        assert first["tune-progress"] == ""
-        again = await viewer.send(event, None, figures.BUDGET)
+        assert "Ring" in first["pool-table"]
+        assert first["config"]["__type__"] == "update", "what another tab shows is not sent"
+        again = await viewer.send(event, -1, "memory", figures.BUDGET, "", -1, "")
         assert again["memory-map"] == first["memory-map"] or again["memory-map"]["__type__"] == "update"
-        over_time = await viewer.send(viewer.event("pool-time"))
+        over_time = await viewer.send(viewer.event("pool-time"), "memory")
         assert {trace["name"] for trace in json.loads(over_time["pool-time"])["data"]} == {
-            "Running",
+            "Ring",
+            "Sealed, running",
             "Resident",
+            "Free",
             "Full cache",
         }
 
@@ -82,7 +89,7 @@ async def test_the_view_is_switched_at_once(installed: Installed) -> None:
     async with installed.client("ann", is_admin=True) as http:
         viewer = await Viewer.open(http)
         [event] = [event for event in viewer.events if event["outputs"] == [viewer.parts["memory-map"]]]
-        shown = json.loads((await viewer.send(event, figures.TIER))["memory-map"])["data"][0]
+        shown = json.loads((await viewer.send(event, figures.TIER, "", -1))["memory-map"])["data"][0]
         tiers = installed.fake.geometry.head_tier
         assert shown["z"] == [[row[head] for row in tiers] for head in range(3)]
 
@@ -91,12 +98,12 @@ async def test_the_map_follows_a_conversation(installed: Installed) -> None:
     before = await sampled(installed)
     async with installed.client("ann", is_admin=True) as http:
         viewer = await Viewer.open(http)
-        event = viewer.event("memory-map", "pool-bar", "sequences")
+        event = viewer.event("memory-map", "pool-bar", "sequences", "admin-head")
 
         def tokens(shown: dict[str, Any]) -> int:
             return sum(map(sum, json.loads(shown["memory-map"])["data"][0]["z"]))
 
-        start = tokens(await viewer.send(event, None, figures.TOKENS))
+        start = tokens(await viewer.send(event, -1, "memory", figures.TOKENS, "", -1, ""))
         store, generation = installed.services.store, installed.services.generation
         user = await store.user_by_name("ann")
         assert user is not None
@@ -114,7 +121,7 @@ async def test_the_map_follows_a_conversation(installed: Installed) -> None:
                     and any(row.tokens > 400 for row in sample.snapshot.sequences)
                 )
             )
-        shown = await viewer.send(event, None, figures.TOKENS)
+        shown = await viewer.send(event, -1, "memory", figures.TOKENS, "", -1, "")
         assert tokens(shown) >= start + 400 * 90 // 2
         assert "resident" in shown["sequences"]
 
@@ -124,7 +131,7 @@ async def test_samples_reach_the_database(installed: Installed) -> None:
     await sampled(installed, after=first.number)
     [row] = await memory_samples(installed.services.database)
     assert row["page_bytes"] == installed.fake.geometry.page_bytes
-    assert row["free"] + row["running"] + row["resident"] == 20_000
+    assert row["free"] + row["ring"] + row["sealed"] + row["resident"] == 20_000
 
 
 async def test_the_form_opens_with_what_runs(installed: Installed) -> None:

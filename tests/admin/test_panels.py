@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from admin import panels
-from admin.engine_tab import log_panel
+from admin import memory_panels, panels
+from admin.engine_panels import log_panel
 from admin.preview import preview_panel
 from admin.snapshot import MemorySnapshot, SequenceRow
 from admin.tuning import TuneValues
@@ -32,14 +32,14 @@ def test_cards_before_the_first_report_are_dashes() -> None:
 
 def test_saving_line_compares_with_a_full_cache() -> None:
     snapshot = replace(MemorySnapshot.parse(report(4, 2)), full_cache_bytes=3 * 1024**3, used_bytes=1024**3)
-    line = panels.saving_line(snapshot)
+    line = memory_panels.saving_line(snapshot)
     assert "A full cache would need <b>3 GiB</b>; used <b>1 GiB</b> (3.0× less)." in line
-    assert "No conversation" in panels.saving_line(replace(snapshot, sequences=()))
+    assert "No conversation" in memory_panels.saving_line(replace(snapshot, sequences=()))
 
 
 def test_sequences_are_sorted_by_memory_and_bounded() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2, sequences=500))
-    rows = re.findall(r"<tr[ >].*?</tr>", panels.sequences_table(snapshot, limit=25))[1:]
+    rows = re.findall(r"<tr[ >].*?</tr>", memory_panels.sequences_table(snapshot, limit=25))[1:]
     assert len(rows) == 26
     pages = [int(re.findall(r'class="num">([\d,]+)', row)[1].replace(",", "")) for row in rows]
     assert pages[:25] == sorted((row.pages for row in snapshot.sequences), reverse=True)[:25]
@@ -51,16 +51,16 @@ def test_a_map_of_one_colour_is_explained() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2))
     same = replace(snapshot, heads=replace(snapshot.heads, budget=((0.5, 0.5),) * 4))
     line = "All heads keep the same share: no calibrated profile is active."
-    assert line in panels.map_title(same)
+    assert line in memory_panels.map_title(same)
     for uneven in (None, snapshot):
-        assert "same share" not in panels.map_title(uneven)
+        assert "same share" not in memory_panels.map_title(uneven)
     calibrated = replace(same, config={**same.config, "profile": "bundled"})
-    assert "All heads keep the same share." in panels.map_title(calibrated)
+    assert "All heads keep the same share." in memory_panels.map_title(calibrated)
 
 
 def test_pool_table_adds_up() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2))
-    numbers = re.findall(r"([\d,]+) pages", panels.pool_table(snapshot.pool))
+    numbers = re.findall(r"([\d,]+) pages", memory_panels.pool_table(snapshot.pool))
     assert sum(int(number.replace(",", "")) for number in numbers) == snapshot.pool.total
 
 
@@ -99,7 +99,7 @@ def test_nothing_from_outside_becomes_markup() -> None:
         panels.header("ready", EVIL, 1.0),
         panels.state_pill(EVIL),
         panels.notice(EVIL, EVIL),
-        panels.sequences_table(evil),
+        memory_panels.sequences_table(evil),
         panels.config_table(evil),
         panels.text_table([(EVIL, EVIL)], (EVIL,), "facts"),
         log_panel([EVIL]),

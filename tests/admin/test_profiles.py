@@ -150,7 +150,7 @@ async def test_a_calibration_from_the_page(
         record = await installed.services.calibration.wait()
         assert record is not None
         assert record.state is CalibrationState.DONE
-        shown = await viewer.send(viewer.event("profile-table", "calibration-progress"), -1, "Budget")
+        shown = await viewer.send(viewer.opening("profiles"), "Budget", "", -1, "")
         assert "Calibrated fake on 2 texts" in shown["calibration-progress"]
         assert "8 texts of 2,048 tokens" in shown["profile-table"]
         assert "No profile is in use" in shown["profile-state"]

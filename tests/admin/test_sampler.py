@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from admin.history import PoolPoint
-from admin.sampler import SAMPLES_PER_STORED, Sampler
+from admin.sampler import STORE_SECONDS, Sampler
 from tests.admin.support import Engine, Supervisor
 
 QUICK = {"interval": 0.005, "longest_wait": 0.02}
@@ -101,7 +101,7 @@ async def test_a_damaged_report_is_an_error_not_a_crash(sampler: Sampler, engine
 async def test_an_engine_that_hangs_does_not_hang_the_sampler(
     sampler: Sampler, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never() -> dict[str, Any]:
+    async def never(sequence: str | None = None) -> dict[str, Any]:
         await asyncio.Event().wait()
         return {}
 
@@ -150,14 +150,15 @@ async def test_start_twice_is_one_task_and_stop_ends_it(supervisor: Supervisor, 
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "memory-sampler"]
 
 
-async def test_every_fifth_point_is_stored(supervisor: Supervisor) -> None:
+async def test_a_point_every_ten_seconds_is_stored(supervisor: Supervisor) -> None:
     store = Store()
     sampler = Sampler(supervisor.reader, store=store)
-    for _ in range(2 * SAMPLES_PER_STORED + 1):
+    every = int(STORE_SECONDS / 2)  # the stand-in's clock goes two seconds a sample
+    for _ in range(2 * every + 1):
         await sampler.sample()
     (kept,) = sampler.history.chart()
     stored = [point.time for point in store.points]
-    assert stored == [kept[index * SAMPLES_PER_STORED].time for index in range(3)]
+    assert stored == [kept[index * every].time for index in range(3)]
 
 
 async def test_the_chart_starts_with_what_was_stored(supervisor: Supervisor) -> None:

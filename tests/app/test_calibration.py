@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from app.calibration import Calibration
 from app.calibration_record import CalibrationRecord
+from app.errors import BadRequest
 from app.factory import build_services
 from app.settings import Settings
 from tests.app.conftest import Product, eventually, running_product
@@ -201,3 +203,45 @@ async def test_the_real_command_on_conversations(
             assert "SECRET" not in stored
             assert json.loads(stored)["calibration"]["key_needs"]["scorer"] == "keydiff"
     await asyncio.sleep(0)
+
+
+async def test_uploaded_texts_are_checked_kept_and_read(
+    product: Product, acting: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acting("quick")
+    calibration = product.services.calibration
+    user = (await product.services.store.list_users())[0].id
+    refused = await product.http.post("/api/admin/calibration", json={"samples": 3, "data": "uploaded"})
+    assert refused.status_code == 400
+    assert "No texts were uploaded" in refused.text
+    for content, says in (
+        (b"", "is empty"),
+        (b"\xff", "not UTF-8"),
+        (b'{"text": "a"}\nnothing', "Line 2 is not JSON"),
+        (b'{"text": ""}', "Line 1 is no object"),
+        (b'["text"]', "Line 1 is no object"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            await calibration.keep_texts(user, content)
+    assert not calibration.texts.exists()
+    assert await calibration.keep_texts(user, b'{"text": "one"}\n\n{"text": "two"}\n') == 2
+    assert calibration.texts.stat().st_mode & 0o777 == 0o600
+    await begin(product, data="uploaded")
+    record = await calibration.wait()
+    assert record is not None
+    assert record.options["data"] == "uploaded", "where files lie is nobody's business"
+    words = record.words(calibration.folder, {"uploaded": str(calibration.texts)})
+    assert words[words.index("--data") + 1] == str(calibration.texts)
+    assert "calibration.texts" in await actions_in(product)
+
+
+async def test_how_long_it_will_take_is_told_by_the_last_one(product: Product, acting: Any) -> None:
+    calibration = product.services.calibration
+    assert calibration.estimate(50, 3072) is None
+    acting("quick")
+    await begin(product)
+    await calibration.wait()
+    record = calibration.record
+    assert record is not None
+    calibration.record = replace(record, started=0, ended=60_000, done=3, options={"length": 1000})
+    assert calibration.estimate(6, 2000) == pytest.approx(240.0)

@@ -132,3 +132,23 @@ async def test_limits_are_checked(database: Database) -> None:
         await maintenance.add_memory_sample(database, {}, keep=0)
     with pytest.raises(InvalidInput, match="limit: must be at least 1"):
         await maintenance.memory_samples(database, limit=0)
+
+
+async def test_memory_samples_are_thinned_with_age(database: Database) -> None:
+    now, second = 10_000_000, 1000
+    for moment in range(now - 600 * second, now, 10 * second):
+        await maintenance.add_memory_sample(database, {"time": moment, "free": moment // second})
+    rules = (
+        maintenance.Thinning(100 * second, 60 * second),
+        maintenance.Thinning(400 * second, 200 * second),
+    )
+    removed = await maintenance.thin_memory_samples(database, rules, now)
+    kept = [row["time"] // second for row in await maintenance.memory_samples(database)]
+    assert removed == 60 - len(kept)
+    assert kept[-10:] == list(range(now // second - 100, now // second, 10)), "what is young stays"
+    older = [moment for moment in kept if moment < now // second - 100]
+    assert len({moment // 60 for moment in older if moment >= now // second - 400}) == len(
+        [moment for moment in older if moment >= now // second - 400]
+    )
+    assert len([moment for moment in older if moment < now // second - 400]) <= 3
+    assert await maintenance.thin_memory_samples(database, rules, now) == 0, "a second time changes nothing"

@@ -5,12 +5,16 @@ Runs after the chat's tests, which want to see the first start without an accoun
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from playwright.sync_api import Browser, expect
 
 from admin import figures
+from tangram.profile import load_profile_file
 from tests.admin.browser import AdminPage
-from tests.ui.support import ChatPage, Product, fetch
+from tests.e2e.conftest import FAKE
+from tests.ui.support import NAME, ChatPage, Product, fetch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -39,6 +43,8 @@ def test_the_map_changes_while_a_chat_runs(
         before = total(admin)
         chat.send(story)
         expect(admin.page.locator(".tag.good")).to_have_count(1, timeout=60_000)
+        running = admin.page.locator("#sequences tbody tr", has=admin.page.locator(".tag.good"))
+        expect(running).to_contain_text(NAME), "the engine's row is known to be this user's"
         started = grown_to(admin, before + 1)
         later = grown_to(admin, started + 90)
         assert later > started > before
@@ -72,4 +78,64 @@ def test_less_memory_for_each_conversation(browser: Browser, served: Product, ch
         expect(admin.page.locator("#config")).to_contain_text("30%")
         assert fetch(f"{served.url}/health/ready")[0] == 200
         assert chat.say("In one sentence: what is the sea?", 120).strip()
+        assert not admin.problems
+
+
+def choose(admin: AdminPage, option: str) -> None:
+    """Use a profile, and wait until the engine is back."""
+    page = admin.page
+    page.wait_for_timeout(3000)  # the list of profiles has changed: its choices are filled anew
+    page.locator("#profile-choice input").click()
+    page.get_by_role("option", name=option).first.click()
+    page.locator("#profile-use").click()
+    page.locator("#profile-sure").click()
+    expect(page.locator("#profile-progress")).to_contain_text("Restarting the engine")
+    expect(page.locator("#profile-progress .notice:not(.info)")).to_be_visible(timeout=600_000)
+
+
+@pytest.mark.skipif(FAKE, reason="calibrates a real model")
+def test_calibrating_and_what_becomes_of_a_broken_profile(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        page = admin.page
+        admin.show(figures.BUDGET)
+        before = admin.values()
+        admin.tab("Profiles")
+        page.locator("#calibration-samples input").fill("2")
+        page.locator("#calibration-length input").fill("704")
+        page.locator("#calibration-oracle input").click()
+        page.get_by_role("option", name="KeyDiff").click()
+        page.locator("#calibration-start").click()
+        expect(page.locator("#calibration-progress")).to_contain_text("Calibrated", timeout=400_000)
+        (made,) = (served.home / "profiles").glob("*-*.json")
+        own = page.locator("#profile-table li").filter(has_not_text="shipped")
+        expect(own).to_have_count(1)
+        choose(admin, own.locator("b").inner_text())
+        expect(page.locator("#profile-progress")).to_contain_text("ready with this profile")
+        expect(page.locator("#profile-progress")).to_contain_text("Details found in a quick check")
+        expect(own.locator(".tag.used")).to_have_count(1)
+        admin.tab("Memory")
+        admin.page.wait_for_function(
+            "before => document.querySelector('#memory-map-figure').data[0].z.flat()"
+            ".some((value, place) => Math.abs(value - before[place]) > 1e-6)",
+            arg=[value for row in before for value in row],
+            timeout=30_000,
+        )
+        # One that names other weights looks sound from outside; the engine refuses it.
+        profile = load_profile_file(made)
+        known = profile.calibration
+        assert known is not None
+        stranger = replace(known, model=replace(known.model, weights_hash="0" * 64, name="Stranger"))
+        replace(profile, calibration=stranger).save(made.with_name("stranger.json"))
+        shown = admin.values()
+        admin.tab("Profiles")
+        expect(page.locator("#profile-table li", has_text="Stranger")).to_be_visible()
+        choose(admin, "Stranger")
+        expect(page.locator("#profile-progress .notice.bad")).to_contain_text("previous settings again")
+        expect(page.locator("#profile-table li", has_text="Stranger").locator(".tag.used")).to_have_count(0)
+        expect(own.filter(has_not_text="Stranger").locator(".tag.used")).to_have_count(1)
+        assert fetch(f"{served.url}/health/ready")[0] == 200
+        admin.tab("Memory")
+        admin.show(figures.PAGES)
+        admin.show(figures.BUDGET)
+        assert admin.values() == shown
         assert not admin.problems

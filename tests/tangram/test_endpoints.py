@@ -71,7 +71,8 @@ class Engine:
         self.asked: list[dict[str, Any]] = []
         self.meter = SealMeter()
         self.scheduler = ControlServer(
-            control.socket_path("t"), {"memory": lambda _: SNAPSHOT.to_dict(), "evict": self.evict}
+            control.socket_path("t"),
+            {"memory": lambda _: SNAPSHOT.to_dict(), "evict": self.evict, "pin": self.pin},
         )
         self.worker = ControlServer(
             control.worker_socket("t"), {"worker": lambda _: self.meter.to_dict() | {"kernels": "native"}}
@@ -80,6 +81,11 @@ class Engine:
     def evict(self, asked: dict[str, Any]) -> dict[str, Any]:
         self.asked.append({name: value for name, value in asked.items() if name != "call"})
         return {"conversations": 2, "pages": 84}
+
+    def pin(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append({name: value for name, value in asked.items() if name != "call"})
+        refused = "there is no room" if asked["sequence"] == "large" else ""
+        return {"conversations": int(asked["sequence"] == "x"), "refused": refused}
 
 
 @pytest.fixture(scope="module")
@@ -296,13 +302,30 @@ ROUTES = [
     ("GET", "/tangram/memory"),
     ("POST", "/tangram/preview"),
     ("POST", "/tangram/evict"),
+    ("POST", "/tangram/pin"),
 ]
+SENT: dict[str, dict[str, Any]] = {
+    "/tangram/evict": {"all": True},
+    "/tangram/pin": {"sequence": "x", "pinned": True},
+}
+
+
+async def test_pinning_passes_on_what_was_asked(engine: Engine) -> None:
+    engine.asked.clear()
+    async with client(runtime()) as http:
+        assert await http.pin("x") == {"conversations": 1}
+        await http.pin("x", pinned=False)
+        for name, status, says in (("gone", 404, "is not in the pool"), ("large", 409, "there is no room")):
+            with pytest.raises(EngineRejected, match=says) as error:
+                await http.pin(name)
+            assert error.value.status == status
+    assert engine.asked[:2] == [{"sequence": "x", "pinned": True}, {"sequence": "x", "pinned": False}]
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_an_engine_with_a_key_wants_it(engine: Engine, method: str, path: str) -> None:
     engine.asked.clear()
-    options: dict[str, Any] = {"keys": ["right", "other"], "json": {"all": True} if "evict" in path else {}}
+    options: dict[str, Any] = {"keys": ["right", "other"], "json": SENT.get(path, {})}
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic right"}):
         answer = await raw(runtime(), method, path, headers=headers, **options)
         assert answer.status_code == 401, headers
@@ -344,8 +367,7 @@ async def test_keys_are_taken_as_vllm_takes_them(
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_without_a_scheduler_the_answer_is_503(method: str, path: str) -> None:
-    sent = {"all": True} if "evict" in path else {}
-    answer = await raw(runtime(), method, path, json=sent, instance="nobody")
+    answer = await raw(runtime(), method, path, json=SENT.get(path, {}), instance="nobody")
     assert answer.status_code == 503
     assert "scheduler does not answer" in answer.json()["error"]["message"]
 

@@ -269,7 +269,7 @@ def test_what_is_held_is_counted_and_let_go() -> None:
     assert state.pages == len(row.held()) + len(windows.held(row)) == 200 - engine.free
     assert sum(engine.ours.occupancy().snapshot(G).pages.values()) == 200
     assert windows.releasable() == len(windows.held(row))
-    assert windows.releasable(spare=row) == 0
+    assert windows.releasable([row]) == 0
     request, hit = engine.run(text, budget=64)
     assert hit == 60
     assert windows.releasable() == 0

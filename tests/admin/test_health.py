@@ -1,0 +1,141 @@
+"""The tabs Users, Audit and Health in words, and nothing that a name could smuggle in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+
+from admin.audit_tab import audit_table
+from admin.errors import TuneError
+from admin.findings import findings, findings_panel
+from admin.health_tab import backups_panel, disk_panel, drill_panel, versions_panel
+from admin.users_tab import links_table, quota_text, users_table, whole_or_none
+from admin.watch import Disk
+from app.backups import Backup, Drill
+from app.errors import BadRequest
+from db.views import AuditView, LinkView, PersonView, QuotaView
+from tests.admin.conftest import Installed
+from tests.admin.test_page import Viewer, sampled
+
+EVIL = "<img src=x onerror=alert(1)>"
+STATUS: dict[str, Any] = {
+    "kernels": "native",
+    "profile": "p.json",
+    "pool": {"total_pages": 1000},
+    "geometry": {"row_width": 100},
+    "model": {"max_model_len": 8192},
+}
+
+
+def test_findings_tell_what_to_change() -> None:
+    assert [one.tone for one in findings(STATUS)] == ["info"]
+    bad = findings({**STATUS, "kernels": "reference", "profile": "uniform", "geometry": {"row_width": 400}})
+    assert [one.tone for one in bad] == ["warn"] * 3
+    text = findings_panel(bad)
+    for part in ("slow", "room for 2 conversations", "loses details"):
+        assert part in text
+    assert findings({}) == []
+    assert findings({"kernels": "native"}) == []
+
+
+def test_backups_and_the_drill() -> None:
+    one = Backup("chat-1.sqlite3", Path("/b/chat-1.sqlite3"), time() - 7200, 1536)
+    text = backups_panel([one] * 12)
+    assert "2 h 0 min ago" in text
+    assert 'href="/admin/backups/chat-1.sqlite3"' in text
+    assert "and 2 older ones" in text
+    assert "no backup" in backups_panel([])
+    good = Drill("a.sqlite3", (), {"users": 2, "messages": 1234}, time(), 0.5)
+    assert "2 users, 1,234 messages" in drill_panel(good)
+    bad = Drill("a.sqlite3", (EVIL,), {}, time(), 0.5)
+    assert "&lt;img" in drill_panel(bad)
+    assert "is not usable" in drill_panel(bad)
+    assert "44%" not in disk_panel(None)
+    assert "25%" in disk_panel(Disk(1 << 30, 4 << 30, 5, 6))
+    assert "Tangram Chat" in versions_panel({"kernels": EVIL})
+    assert "<img" not in versions_panel({"kernels": EVIL})
+
+
+def test_people_and_links() -> None:
+    person = PersonView("id", EVIL, True, 0, 5, None, 1, 2, QuotaView(2, None, 30))
+    text = users_table([person])
+    assert "<img" not in text
+    for part in ("administrator", "disabled", "never", "2 running, 30 a minute", 'data-act="enable"'):
+        assert part in text
+    assert quota_text(QuotaView()) == "default"
+    link = LinkView("l", "invite", None, True, EVIL, None, 0, 10**13, None, None)
+    assert "Invitation of an administrator" in links_table([link])
+    assert "<img" not in links_table([link])
+    assert "No link is open" in links_table([])
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "5", float("nan")])
+def test_a_quota_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TuneError, match="Waiting must be a"):
+        whole_or_none("Waiting", value)
+    assert whole_or_none("Waiting", None) is None
+    assert whole_or_none("Waiting", 3.0) == 3
+
+
+def test_the_audit_is_searched_and_cut() -> None:
+    entries = [
+        AuditView(str(n), "u", "engine.tune", {"retention": 0.5}, {"note": EVIL}, 1000 * n, "::1", None)
+        for n in range(300)
+    ]
+    entries.append(AuditView("x", None, "sign_in.failed", None, "y" * 2000, 0, None, None))
+    text = audit_table(entries, lambda _: "Ann")
+    assert text.count("<tr data-key") == 200
+    assert "<img" not in text
+    found = audit_table(entries, lambda _: "Ann", "FAILED sign")
+    assert found.count("<tr data-key") == 1
+    assert len(found) < 2000
+    assert "Nothing was found" in audit_table(entries, lambda _: "Ann", "engine.tune bob")
+
+
+async def test_each_tab_answers_when_it_is_opened_and_only_administrators(installed: Installed) -> None:
+    await sampled(installed)
+    async with installed.client("ann", is_admin=True) as http:
+        viewer = await Viewer.open(http)
+        wanted = {
+            "engine": ("engine-state", "ready"),
+            "users": ("users", "ann"),
+            "audit": ("audit", "sign_in"),
+            "health": ("versions", "Engine: vLLM"),
+        }
+        for tab, (part, words) in wanted.items():
+            shown = await viewer.send(viewer.opening(tab), "Budget", "", -1, "")
+            assert words in shown[part], tab
+        backup = await installed.services.backups.make(await user_id(installed, "ann"))
+        got = await http.get(f"/admin/backups/{backup.name}")
+        assert got.content == backup.path.read_bytes()
+        trail = await installed.services.store.list_audit()
+        assert (trail[0].action, trail[0].after) == ("backup.download", {"backup": backup.name})
+        assert (await http.get("/admin/backups/no.sqlite3")).status_code == 404
+        assert (await http.get("/admin/backups/..%2Fdb%2Fchat.sqlite3")).status_code == 404
+    for name in (None, "bob"):
+        async with installed.client(name) as http:
+            refused = await http.get(f"/admin/backups/{backup.name}")
+            assert refused.status_code == (401 if name is None else 403)
+
+
+async def test_an_account_is_made_without_an_invitation(installed: Installed) -> None:
+    people, store = installed.services.people, installed.services.store
+    async with installed.client("ann", is_admin=True):
+        ann = await store.user_by_name("ann")
+    made = await people.create(ann, " kim ", "a long enough password")
+    assert (made.name, made.is_admin) == ("kim", False)
+    with pytest.raises(BadRequest):
+        await people.create(ann, "lee", "short")
+    (entry, *_) = await store.list_audit()
+    assert (entry.action, entry.after["name"]) == ("user.create", "kim")
+    assert ann is not None
+    assert entry.user_id == ann.id
+
+
+async def user_id(installed: Installed, name: str) -> str:
+    user = await installed.services.store.user_by_name(name)
+    assert user is not None
+    return user.id

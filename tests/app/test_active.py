@@ -1,0 +1,77 @@
+"""Requests that run, whose rows are whose, and stopping one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from app.active import ActiveRequests, Origin
+from app.openai_api.run import unless
+from tangram.client import CompletionChunk
+from tangram.errors import EngineRejected
+
+
+def test_a_request_is_known_while_it_runs_and_its_row_afterwards() -> None:
+    active = ActiveRequests()
+    stopped: list[bool] = []
+    with active.begin(Origin("ann", "c1"), tokens=lambda: 7, stop=lambda: stopped.append(True)) as request:
+        assert [one.name for one in active.running()] == [request.name]
+        assert len(active) == 1
+        assert active.stop(request.name) is request
+        assert stopped == [True]
+    assert active.running() == []
+    assert active.stop(request.name) is None
+    # vLLM adds the place among several prompts and a random end.
+    assert active.origin(f"cmpl-{request.name}-0-1a2b3c4d") == Origin("ann", "c1")
+    assert active.origin("cmpl-0123456789abcdef01234567-0-1a2b3c4d") is None
+    assert active.origin("") is None
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    active = ActiveRequests(most_known=3)
+    names = []
+    for user in "abcde":
+        with active.begin(Origin(user), tokens=int, stop=lambda: None) as request:
+            names.append(request.name)
+    assert [active.origin(f"cmpl-{name}-0") is not None for name in names] == [False, False, True, True, True]
+
+
+async def chunks_of(
+    texts: list[str], wait: asyncio.Event | None = None
+) -> AsyncGenerator[CompletionChunk, None]:
+    for text in texts:
+        if wait is not None:
+            await wait.wait()
+        yield CompletionChunk(text, (1,))
+
+
+async def test_chunks_pass_until_somebody_stops_them() -> None:
+    stopped = asyncio.Event()
+    running = unless(stopped, chunks_of(["a", "b", "c"]))
+    assert [(await anext(running)).text, (await anext(running)).text] == ["a", "b"]
+    stopped.set()
+    with pytest.raises(EngineRejected, match="An administrator stopped this request"):
+        await anext(running)
+    assert [chunk.text async for chunk in unless(asyncio.Event(), chunks_of(["x", "y"]))] == ["x", "y"]
+    assert [chunk async for chunk in unless(asyncio.Event(), chunks_of([]))] == []
+
+
+async def test_one_that_waits_for_its_first_chunk_is_stopped_too() -> None:
+    stopped = asyncio.Event()
+    never = unless(stopped, chunks_of(["a"], asyncio.Event()))
+    waiting = asyncio.create_task(anext(never))
+    await asyncio.sleep(0.01)
+    stopped.set()
+    with pytest.raises(EngineRejected):
+        await asyncio.wait_for(waiting, 2)
+
+
+async def test_the_engine_s_failure_is_passed_on() -> None:
+    async def broken() -> AsyncGenerator[CompletionChunk, None]:
+        raise EngineRejected(400, "no")
+        yield  # pragma: no cover
+
+    with pytest.raises(EngineRejected, match="no"):
+        await anext(unless(asyncio.Event(), broken()))
