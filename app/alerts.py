@@ -72,7 +72,7 @@ def _engine_down(facts: Facts) -> Iterator[Alert]:
 def _engine_stalled(facts: Facts) -> Iterator[Alert]:
     if facts.stalled:
         text = f"The engine has work and wrote nothing for {facts.stalled:.0f} seconds."
-        yield Alert("engine_stalled", "bad", text, "It is restarted by itself if that lasts as long again.")
+        yield Alert("engine_stalled", "bad", text, "It is started again if that goes on.")
 
 
 def _pool_full(facts: Facts) -> Iterator[Alert]:

@@ -84,9 +84,9 @@ class Settings(BaseSettings):
 
     max_waiting: int = Field(default=1024, ge=0)
 
-    stall_seconds: float = Field(default=120.0, ge=0)
-    """Seconds with work and without progress after which the engine is not ready; after twice that it is
-    restarted. 0: never."""
+    stall_seconds: float = Field(default=300.0, ge=0)
+    """Seconds with work and without progress after which the engine ends itself; after half of that it is not
+    ready. 0: never."""
 
     log_format: Literal["text", "json"] = "text"
     """json: one JSON object a line, and a line for each request."""

@@ -1,4 +1,8 @@
-"""Tells an engine that works from one that hangs: there is work, and nothing moves for too long."""
+"""Tells an engine that works from one that hangs: there is work, and nothing moves for too long.
+
+An engine of ours watches itself and ends when its patience is over (:mod:`tangram.stall`). What is seen from
+here comes before that, as a warning, and after it, where the engine hangs too hard to end itself.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass
 class StallWatch:
-    """patience: seconds without progress after which it is stalled, and after twice that lost. 0: never."""
+    """patience: seconds without progress after which an engine ends itself. 0: never."""
 
     patience: float
     _progress: Hashable = None
@@ -31,7 +35,9 @@ class StallWatch:
         self._since = None
 
     def stalled(self, seconds: float) -> bool:
-        return 0 < self.patience <= seconds
+        """Whether that is half of what an engine allows itself."""
+        return 0 < self.patience / 2 <= seconds
 
     def lost(self, seconds: float) -> bool:
-        return 0 < 2 * self.patience <= seconds
+        """Whether it should have ended itself and did not."""
+        return 0 < 1.2 * self.patience <= seconds

@@ -71,7 +71,7 @@ async def test_an_engine_that_hangs_is_not_ready_and_then_replaced(
     monkeypatch.setattr("admin.watch.time.monotonic", lambda: now[0])
     monkeypatch.setattr(bench.supervisor, "condemn", said.append)
     watch: Any = bench.console.watch
-    watch._stall = StallWatch(60.0)
+    watch._stall = StallWatch(120.0)
     sampler, engine = bench.console.sampler, bench.engine
 
     async def at(moment: float) -> None:
@@ -94,8 +94,8 @@ async def test_an_engine_that_hangs_is_not_ready_and_then_replaced(
     assert bench.supervisor.status.stalled is False, "that was the first silence"
     await at(192.0)
     assert bench.supervisor.status.stalled
-    await at(252.0)
-    await at(253.0)
+    await at(276.0)
+    await at(277.0)
     assert len(said) == 1
     assert "did nothing for" in said[0]
 

@@ -58,14 +58,14 @@ def test_what_needs_somebody_now_comes_first() -> None:
 
 
 def test_work_without_progress_is_a_stall() -> None:
-    watch = StallWatch(60.0)
+    watch = StallWatch(120.0)
     assert watch.observe(0.0, True, ("a", 1)) == 0.0
     assert watch.observe(50.0, True, ("a", 1)) == 50.0
     assert not watch.stalled(50.0)
     assert watch.observe(61.0, True, ("a", 1)) == 61.0
     assert watch.stalled(61.0)
-    assert not watch.lost(61.0)
-    assert watch.lost(120.0)
+    assert not watch.lost(120.0), "it ends itself"
+    assert watch.lost(144.0)
     assert watch.observe(130.0, True, ("a", 2)) == 0.0, "it goes on"
 
 
