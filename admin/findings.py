@@ -1,4 +1,4 @@
-"""What of this installation limits it, and what to do: from what the engine says of itself."""
+"""What of this installation limits it, and what to do: from what the engine and the host say of themselves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
+
+from admin.text import bytes_text
+from app.preflight import checks
+from app.preflight.probes import Host
 
 FEW_LONGEST = 4
 """Conversations of the model's greatest length that a pool should have room for."""
@@ -23,6 +27,31 @@ class Finding:
 def findings(status: Mapping[str, Any]) -> list[Finding]:
     """By a report of ``GET /tangram/status``; empty while there is none."""
     return [*_kernels(status), *_room(status), *_profile(status)] if status else []
+
+
+def host_findings(host: Host, wants_gpu: bool) -> list[Finding]:
+    """GPUs and memory, as before the start. Asks the driver, which takes a moment.
+
+    Args:
+        wants_gpu: whether the engine is to run on a GPU of this host.
+    """
+    gpus = host.gpus()
+    found = []
+    for gpu in gpus:
+        capability = ".".join(map(str, gpu.capability))
+        memory = f"{bytes_text(gpu.free)} of {bytes_text(gpu.total)} free, " if gpu.total else ""
+        text = f"{gpu.name}: {memory}driver {gpu.driver}, compute capability {capability}."
+        found.append(Finding("info", text, "The engine takes its share when it starts."))
+        problems = (checks.driver_recent(gpu), checks.gpu_recent(gpu))
+        found += [Finding("warn", problem.text, "") for problem in problems if problem is not None]
+    if wants_gpu and (problem := checks.gpu_visible(gpus)) is not None:
+        found.append(Finding("warn", problem.text, ""))
+    if not gpus:
+        free, cache = host.memory()
+        text = f"{bytes_text(free)} of memory are free; an engine on the CPU that starts now takes "
+        text += f"{bytes_text(cache)} of it for its cache."
+        found.append(Finding("info", text, "VLLM_CPU_KVCACHE_SPACE says how much."))
+    return found
 
 
 def _kernels(status: Mapping[str, Any]) -> Iterator[Finding]:
@@ -63,7 +92,7 @@ def _profile(status: Mapping[str, Any]) -> Iterator[Finding]:
 def findings_panel(found: list[Finding]) -> str:
     """As notices, what should be changed first."""
     if not found:
-        return '<p class="empty">The engine does not say anything of itself now.</p>'
+        return '<p class="empty">Not looked at yet.</p>'
     ordered = sorted(found, key=lambda one: one.tone != "warn")
     return "".join(
         f'<div class="notice {escape(one.tone)}"><b>{escape(one.text)}</b> {escape(one.advice)}</div>'

@@ -10,11 +10,13 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from admin.findings import Finding, host_findings
 from admin.owners import Owners
 from admin.sampler import Sample, Sampler
 from admin.series import GENERATED, PROMPT
 from app.alerts import RECENT_MINUTES, Alert, Facts, judge
 from app.backups import Backup
+from app.preflight.probes import Host
 from app.services import Services
 from app.stall import StallWatch
 
@@ -46,6 +48,7 @@ class Watch:
         self._first_account: float | None = None
         self._wake = asyncio.Event()
         self.disk: Disk | None = None
+        self.host: list[Finding] = []
         self.backups: list[Backup] = []
         self.alerts: list[Alert] = []
         sampler.on_sample = self.judge
@@ -63,9 +66,11 @@ class Watch:
             await asyncio.gather(task, return_exceptions=True)
 
     async def refresh(self) -> None:
-        """Look at the disk, the backups and the accounts."""
+        """Look at the disk, the host, the backups and the accounts."""
         self.backups = await self._services.backups.every()
         self.disk = await asyncio.to_thread(self._look_at_disk)
+        wants_gpu = self._services.settings.expect_gpu and not self._services.settings.engine_url
+        self.host = await asyncio.to_thread(host_findings, Host(), wants_gpu)
         users = await self._services.store.list_users()
         self._first_account = min((user.created_at / 1000 for user in users), default=None)
         await self._owners.refresh()

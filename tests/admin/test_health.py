@@ -10,16 +10,18 @@ import pytest
 
 from admin.audit_tab import audit_table
 from admin.errors import TuneError
-from admin.findings import findings, findings_panel
+from admin.findings import findings, findings_panel, host_findings
 from admin.health_tab import backups_panel, disk_panel, drill_panel, versions_panel
 from admin.users_tab import links_table, quota_text, users_table, whole_or_none
 from admin.watch import Disk
 from app.backups import Backup, Drill
 from app.errors import BadRequest
+from app.preflight.probes import Gpu, Host
 from db.views import AuditView, LinkView, PersonView, QuotaView
 from tests.admin.conftest import Installed
 from tests.admin.test_page import Viewer, sampled
 
+GIB = 1 << 30
 EVIL = "<img src=x onerror=alert(1)>"
 STATUS: dict[str, Any] = {
     "kernels": "native",
@@ -39,6 +41,34 @@ def test_findings_tell_what_to_change() -> None:
         assert part in text
     assert findings({}) == []
     assert findings({"kernels": "native"}) == []
+
+
+class OtherHost(Host):
+    """With these GPUs."""
+
+    def __init__(self, *gpus: Gpu) -> None:
+        self._gpus = list(gpus)
+
+    def gpus(self) -> list[Gpu]:
+        return self._gpus
+
+
+def test_findings_tell_of_the_host() -> None:
+    good = Gpu(0, "NVIDIA H200", 140 * GIB, 12 * GIB, (9, 0), "580.65.06")
+    (one,) = host_findings(OtherHost(good), wants_gpu=True)
+    assert one.tone == "info"
+    for part in ("NVIDIA H200", "12 GiB of 140 GiB free", "driver 580.65.06", "capability 9.0"):
+        assert part in one.text
+    old = Gpu(1, "Tesla T4", 0, 0, (7, 5), "535.10")
+    tones = [(one.tone, one.text) for one in host_findings(OtherHost(good, old), wants_gpu=True)]
+    assert [tone for tone, _ in tones] == ["info", "info", "warn", "warn"]
+    assert "CUDA 13 needs" in tones[2][1]
+    assert "compute capability 7.5" in tones[3][1]
+    missing, memory = host_findings(OtherHost(), wants_gpu=True)
+    assert (missing.tone, memory.tone) == ("warn", "info")
+    assert "no GPU is visible" in missing.text
+    assert "of memory are free" in memory.text
+    assert [one.tone for one in host_findings(OtherHost(), wants_gpu=False)] == ["info"]
 
 
 def test_backups_and_the_drill() -> None:
