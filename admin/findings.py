@@ -1,4 +1,4 @@
-"""What of this installation limits it, and what to do: from what the engine and the host say of themselves."""
+"""What of this installation limits it, and what to do: as the engine and the host say of themselves."""
 
 from __future__ import annotations
 
