@@ -28,7 +28,7 @@ def preview_panel(
         for length in sorted((str(key) for key in after.get("bytes_at", {})), key=int)
     ]
     table = text_table(
-        rows, ("Conversation of", "Memory", "While idle", "Full cache", "How many fit"), "preview"
+        rows, ("Conversation of", "Memory", "While idle", "Full cache", "Fit"), "preview"
     )
     facts = text_table(
         [
