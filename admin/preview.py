@@ -27,9 +27,7 @@ def preview_panel(
         )
         for length in sorted((str(key) for key in after.get("bytes_at", {})), key=int)
     ]
-    table = text_table(
-        rows, ("Conversation of", "Memory", "While idle", "Full cache", "Fit"), "preview"
-    )
+    table = text_table(rows, ("Conversation of", "Memory", "While idle", "Full cache", "Fit"), "preview")
     facts = text_table(
         [
             (label, _change(form, before.get(key), after.get(key)))
