@@ -49,13 +49,15 @@ class StallClock:
     """Says for how long there was work and no progress.
 
     Args:
-        look: the scheduler's snapshot; EngineUnavailable where it does not answer, which is no progress.
+        look: the scheduler's snapshot; EngineUnavailable where it does not answer, which is no progress once
+            it has answered: an engine that never did is its starter's to judge.
         now: seconds.
     """
 
     def __init__(self, look: Callable[[], CacheSnapshot], now: Callable[[], float] = time.monotonic) -> None:
         self._look = look
         self._now = now
+        self._answered = False
         self._last: Hashable = None
         self._since = now()
 
@@ -63,7 +65,10 @@ class StallClock:
         """Look once; seconds since the last progress, 0 where there is no work."""
         try:
             seen = progress(self._look())
+            self._answered = True
         except EngineUnavailable:
+            if not self._answered:
+                return 0.0
             seen = self._last if self._last is not None else "silent"
         if seen is None or seen != self._last:
             self._last, self._since = seen, self._now()

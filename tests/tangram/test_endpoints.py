@@ -352,8 +352,9 @@ async def test_keys_are_taken_as_vllm_takes_them(
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     if variable is not None:
         monkeypatch.setenv("VLLM_API_KEY", variable)
-    own = runtime()
+    own, watched = runtime(), []
     monkeypatch.setattr(Runtime, "from_vllm", lambda _: own)
+    monkeypatch.setattr("tangram.stall.watch", lambda *given: watched.append(given))
     endpoints, http, _ = attached()
     engine_client = SimpleNamespace(vllm_config=SimpleNamespace(instance_id="t"))
     await endpoints.init_state(engine_client, State(), Namespace(api_key=option))
@@ -363,6 +364,7 @@ async def test_keys_are_taken_as_vllm_takes_them(
             for key in ("a", "b", "")
         }
     assert codes == {key: 200 if key in opening else 401 for key in ("a", "b", "")}
+    assert len(watched) == 1, "the engine is watched from then on"
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -47,8 +47,14 @@ def test_only_work_without_progress_counts() -> None:
 
 def test_a_scheduler_that_does_not_answer_makes_no_progress() -> None:
     assert list(clock(snapshot(1), None, None)) == [0, 10, 20]
-    assert list(clock(None, None)) == [0, 10]
+    assert list(clock(snapshot(running=0), None, None)) == [0, 0, 10]
     assert list(clock(None, snapshot(1), snapshot(running=0))) == [0, 0, 0]
+
+
+def test_a_scheduler_that_never_answered_is_not_given_up() -> None:
+    """So no process ends that only has the routes, without an engine."""
+    assert list(clock(None, None, None)) == [0, 0, 0]
+    assert list(clock(None, None, snapshot(1), None)) == [0, 0, 0, 10]
 
 
 def test_idle_rows_are_no_work() -> None:
