@@ -155,7 +155,7 @@ class Door:
             event[n] for n in ("fn_index", "data", "trigger_id", "session_hash")
         )
         function = self._functions.get(number) if type(number) is int else None
-        if function is None or bool(function.queue) is not queued:
+        if function is None or (queued and not function.queue):
             raise Unprocessable("fn_index: the page has no such function", param="fn_index")
         if not isinstance(data, list) or len(data) != len(function.inputs):
             raise Unprocessable(f"data: {len(function.inputs)} values are needed", param="data")

@@ -83,6 +83,18 @@ async def test_another_sites_page_cannot_use_an_administrators_session(installed
         assert answer.status_code == 403
 
 
+async def test_an_administrator_finds_only_the_routes_that_the_console_uses(installed: Installed) -> None:
+    origin = {"origin": "http://localhost"}
+    async with installed.client("ann", is_admin=True) as admin:
+        for method, path in (("GET", "openapi.json"), ("GET", "dev/reload"), ("POST", "component_server")):
+            answer = await admin.request(method, f"/admin/gradio_api/{path}", json={}, headers=origin)
+            assert answer.status_code == 404, path
+        event = {"fn_index": 0, "data": ["words"], "session_hash": "s"}
+        for path in ("run/predict", "queue/join"):
+            answer = await admin.post(f"/admin/gradio_api/{path}", json=event, headers=origin)
+            assert answer.status_code == 422, path
+
+
 async def test_a_websocket_is_closed(bench: Bench) -> None:
     bench.person = Person("2", False)
     door = AdminOnly(bench.app, bench.console.access)
