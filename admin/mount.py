@@ -30,6 +30,7 @@ from admin.storage import PoolStorage
 from admin.tuning import TuneService
 from admin.watch import Watch
 from app.services import Services
+from app.ui.door import guard_mounted
 from tangram.client import EngineClient
 
 PATH = "/admin"
@@ -91,6 +92,7 @@ def mount_console(app: FastAPI, console: Console) -> None:
         css=theme.css(),
         head=theme.head(),
     )
+    guard_mounted(app, page, console.access.admin_id, direct=True, uploads=True)
     gradio_route = app.router.routes.pop()
     if not isinstance(gradio_route, Mount):
         raise TypeError("Gradio did not mount an application")

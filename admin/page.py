@@ -12,9 +12,11 @@ from admin import audit_tab, engine_tab, health_tab, memory_tab, profiles_tab, t
 from admin.console import Console
 from admin.guarded import guarded
 from admin.sampler import INTERVAL_SECONDS
+from app.ui.steady_queue import make_steady
 
 SLOW_SECONDS = 10.0
 MEMORY = "memory"
+AT_ONCE = 40
 
 
 @dataclass(frozen=True)
@@ -124,4 +126,5 @@ def build_admin(console: Console) -> gr.Blocks:
         page.load(guarded(check, tune.first_values), None, tune.form, **hidden)
         page.load(guarded(check, engine.first_values), None, engine.form, **hidden)
     page.queue(max_size=200, default_concurrency_limit=8)
+    make_steady(page, at_once=AT_ONCE)
     return page

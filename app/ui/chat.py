@@ -11,6 +11,7 @@ from app.ui import brand, shell
 from app.ui.dialogs import dialogs
 from app.ui.handlers import ChatHandlers
 from app.ui.parts import Parts
+from app.ui.steady_queue import make_steady
 
 _STATIC = Path(__file__).parent / "static"
 _SCRIPTS = ("chat.js", "menu.js", "thread.js", "forms.js")
@@ -18,6 +19,7 @@ _SCRIPTS = ("chat.js", "menu.js", "thread.js", "forms.js")
 # Events at once over all browsers: a stream lasts as long as its reply, the others are short.
 STREAMS = 1024
 QUICK = 64
+WAITING = 1024
 POLL_SECONDS = 3.0
 
 _LATEX: list[dict[str, str | bool]] = [
@@ -179,5 +181,6 @@ def build_chat(services: Services) -> gr.Blocks:
     with gr.Blocks(title=brand.NAME, analytics_enabled=False, fill_width=True, fill_height=True) as blocks:
         page, parts = _layout()
         _wire(blocks, page, parts, ChatHandlers(services, parts))
-    blocks.queue(default_concurrency_limit=QUICK, api_open=False, max_size=4096)
+    blocks.queue(default_concurrency_limit=QUICK, api_open=False, max_size=WAITING)
+    make_steady(blocks, at_once=STREAMS + QUICK)
     return blocks

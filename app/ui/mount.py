@@ -1,19 +1,17 @@
 """Puts the chat page at "/" of the app."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from string import Template
 
 import gradio as gr
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from app.services import Services
 from app.ui import brand
 from app.ui.chat import build_chat
+from app.ui.door import UserOf, guard_mounted
 
 _STATIC = Path(__file__).parent / "static"
-
-UserOf = Callable[[Request], Awaitable[str | None]]
 
 
 def theme() -> gr.themes.Base:
@@ -68,9 +66,10 @@ def css() -> str:
 
 def mount(app: FastAPI, services: Services, user_of: UserOf) -> None:
     """Mount the chat page. ``user_of``: id of the user of a request, or None, which is answered by 401."""
+    blocks = build_chat(services)
     gr.mount_gradio_app(
         app,
-        build_chat(services),
+        blocks,
         path="/",
         auth_dependency=user_of,
         show_error=False,
@@ -85,3 +84,4 @@ def mount(app: FastAPI, services: Services, user_of: UserOf) -> None:
         theme=theme(),
         head=head(),
     )
+    guard_mounted(app, blocks, user_of)

@@ -52,7 +52,7 @@ async def test_a_user_is_refused_and_an_administrator_let_in(installed: Installe
 def gradio_paths(app: Any) -> list[tuple[str, str]]:
     """(method, path) of everything that Gradio serves below the console."""
     [mounted] = [route for route in app.router.routes if isinstance(route, Mount) and route.path == "/admin"]
-    inner = mounted.app._app
+    inner = mounted.app._app._app  # behind the door for administrators, and the one before Gradio
     found = []
     for route in inner.router.routes:
         path = getattr(route, "path", "")
@@ -81,6 +81,18 @@ async def test_another_sites_page_cannot_use_an_administrators_session(installed
             "/admin/gradio_api/run/predict", json={}, headers={"origin": "http://evil.example"}
         )
         assert answer.status_code == 403
+
+
+async def test_an_administrator_finds_only_the_routes_that_the_console_uses(installed: Installed) -> None:
+    origin = {"origin": "http://localhost"}
+    async with installed.client("ann", is_admin=True) as admin:
+        for method, path in (("GET", "openapi.json"), ("GET", "dev/reload"), ("POST", "component_server")):
+            answer = await admin.request(method, f"/admin/gradio_api/{path}", json={}, headers=origin)
+            assert answer.status_code == 404, path
+        event = {"fn_index": 0, "data": ["words"], "session_hash": "s"}
+        for path in ("run/predict", "queue/join"):
+            answer = await admin.post(f"/admin/gradio_api/{path}", json=event, headers=origin)
+            assert answer.status_code == 422, path
 
 
 async def test_a_websocket_is_closed(bench: Bench) -> None:
@@ -144,7 +156,7 @@ async def test_a_session_that_ends_ends_the_rights(installed: Installed) -> None
 
 def test_every_handler_is_guarded_and_none_is_public(bench: Bench) -> None:
     [mounted] = [route for route in bench.app.router.routes if isinstance(route, Mount)]
-    page: gr.Blocks = mounted.app._app.get_blocks()  # type: ignore[attr-defined]
+    page: gr.Blocks = mounted.app._app._app.get_blocks()  # type: ignore[attr-defined]
     functions = [fn for fn in page.fns.values() if fn.fn is not None]
     assert len(functions) >= 10
     for function in functions:
