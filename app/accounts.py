@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import secrets
 import time
+import unicodedata
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
@@ -72,6 +73,7 @@ class Accounts:
         self._session_seconds = session_days * 86400
         self._throttle = Throttle(limit=10, window=300.0)
         self._by_address = Throttle(limit=30, window=300.0)
+        self._by_name = Throttle(limit=30, window=900.0)
         self._has_users = False
         self._setup_until = time.monotonic() + SETUP_SECONDS
         self.setup_key = setup_key or secrets.token_urlsafe(24)
@@ -88,9 +90,10 @@ class Accounts:
         """Create the administrator and sign in. Raises Forbidden, BadRequest, TooManyAttempts, Conflict."""
         if not await self.needs_setup():
             raise Forbidden("This server has its administrator already. Sign in instead.")
-        self._throttle.check(browser.address)
+        network = network_of(browser.address)
+        self._throttle.check(network)
         if not hmac.compare_digest(key.encode(), self.setup_key.encode()):
-            self._throttle.note(browser.address)
+            self._throttle.note(network)
             await self._audit.record(None, "setup.failed")
             raise Forbidden("That is not the setup key. The server printed it, in a link, when it started.")
         if time.monotonic() > self._setup_until:
@@ -117,12 +120,18 @@ class Accounts:
         An unknown name takes as long as a wrong password.
         """
         name = name.strip()
-        source = f"{browser.address} {name.casefold()[:100]}"
+        network, key = network_of(browser.address), _name_key(name)
+        source = f"{network} {key}"
         self._throttle.check(source)
-        self._by_address.check(browser.address)
+        self._by_address.check(network)
         self._throttle.note(source)
-        self._by_address.note(browser.address)
+        self._by_address.note(network)
         user = await self._store.user_by_name(name) if 0 < len(name) <= 64 else None
+        # Guesses from many addresses count together, but shut nobody out where they signed in before.
+        counted = not await self._is_known(user.id if user else "", network)
+        if counted:
+            self._by_name.check(key)
+            self._by_name.note(key)
         usable = user is not None and user.disabled_at is None
         matches = await self._passwords.verify(user.password_hash if user and usable else None, password)
         if user is None or not usable or not matches:
@@ -131,11 +140,18 @@ class Accounts:
             await self._audit.record(None, "sign_in.failed", None, known)
             raise NotSignedIn("The name or the password is wrong.")
         self._throttle.forget(source)
-        self._by_address.undo(browser.address)
+        self._by_address.undo(network)
+        if counted:
+            self._by_name.undo(key)
         if self._passwords.is_outdated(user.password_hash):
             hashed = await self._passwords.hash(password)
             await self._store.set_password_hash(user.id, hashed, end_sessions=False)
         return await self.welcome(user, browser)
+
+    async def _is_known(self, user_id: str, network: str) -> bool:
+        """Whether a session of the user began in that network and goes on."""
+        sessions = await self._store.list_sessions(user_id)
+        return any(network_of(session.address) == network for session in sessions if session.address)
 
     async def welcome(self, user: UserView, browser: Browser) -> SignIn:
         """Open a session for somebody whose right to it was just checked.
@@ -305,6 +321,24 @@ def is_local(connection: HTTPConnection) -> bool:
     return _is_loopback(connection.client.host if connection.client else "") and (
         host == "localhost" or _is_loopback(host)
     )
+
+
+def network_of(address: str) -> str:
+    """What guesses are counted by: an IPv4 address, or the /64 of an IPv6 one, which one subscriber has."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
+
+
+def _name_key(name: str) -> str:
+    """A name as guesses are counted by it: at least all spellings that the store takes for the same."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())[:100]
 
 
 def _is_loopback(host: str) -> bool:

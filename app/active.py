@@ -78,6 +78,12 @@ class ActiveRequests:
         found = _NAME.search(sequence)
         return self._known.get(found[1]) if found else None
 
+    def stop_owner(self, owner: str) -> None:
+        """End all requests of a user soon."""
+        for request in self.running():
+            if request.origin.owner == owner:
+                request.stop()
+
     def stop(self, name: str) -> ActiveRequest | None:
         """End a request soon. None: it had ended already."""
         request = self._running.get(name)

@@ -102,7 +102,10 @@ def fit(templating: Templating, branch: Branch, limit: int, room: int) -> Window
     if fits is not None:  # more than half of the context is the last turn's
         return fits
     if len(prompt) >= limit:
-        raise ContextTooLong(len(prompt) + 1, limit, alone=True)
+        alone = len(templating.first_segment(system_prompt, ("",))) if system_prompt else 0
+        if alone >= limit:
+            raise ContextTooLong(alone + 1, limit, what="system prompt")
+        raise ContextTooLong(len(prompt) + 1, limit, what="message")
     return _window(prompt, path, starts[-1], cut=starts[-1] > earlier)
 
 

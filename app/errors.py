@@ -7,6 +7,8 @@ to the same shape in `app.routes.failures`.
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class AppError(Exception):
     """Base class. `status` is the HTTP status, `code` a stable identifier."""
@@ -27,19 +29,26 @@ class BadRequest(AppError):
     code = "invalid_request"
 
 
+TooLong = Literal["conversation", "message", "system prompt"]
+_TOO_LONG: dict[TooLong, tuple[str, str]] = {
+    "conversation": ("This conversation", "Start a new conversation or shorten the message."),
+    "message": ("This message with the system prompt", "Shorten the message."),
+    "system prompt": ("The system prompt", "Shorten the system prompt in the conversation's settings."),
+}
+
+
 class ContextTooLong(BadRequest):
     """The conversation and its new message do not fit the model's context."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, tokens: int, limit: int, *, alone: bool = False) -> None:
-        what, advice = (
-            ("This message with the system prompt", "Shorten the message.")
-            if alone
-            else ("This conversation", "Start a new conversation or shorten the message.")
-        )
+    def __init__(
+        self, tokens: int, limit: int, *, what: TooLong = "conversation", at_least: bool = False
+    ) -> None:
+        subject, advice = _TOO_LONG[what]
+        size = f"at least {tokens}" if at_least else f"{tokens}"
         super().__init__(
-            f"{what} would be {tokens} tokens long, and the model reads at most {limit}, "
+            f"{subject} would be {size} tokens long, and the model reads at most {limit}, "
             f"the reply included. {advice}",
             param="messages",
         )

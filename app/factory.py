@@ -49,6 +49,7 @@ from app.routes import (
 from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
+from app.tokenising import Tokenising
 from db.database import Database
 from db.store import Store
 
@@ -76,7 +77,7 @@ def build_services(
     queue = FairQueue(running=settings.max_running, waiting=settings.max_waiting, limits=limits)
     counters = Metrics(supervisor, queue)
     audit, passwords = AuditLog(store, days=settings.audit_days), Passwords()
-    active = ActiveRequests()
+    active, tokenising = ActiveRequests(), Tokenising()
     generation = GenerationService(
         store,
         supervisor,
@@ -85,6 +86,7 @@ def build_services(
         max_reply_tokens=settings.max_reply_tokens,
         resume_replies=settings.resume_replies,
         active=active,
+        tokenising=tokenising,
     )
     return Services(
         settings=settings,
@@ -105,6 +107,7 @@ def build_services(
         queue=queue,
         audit=audit,
         active=active,
+        tokenising=tokenising,
         backups=Backups(database, audit),
     )
 

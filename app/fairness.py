@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from app.errors import Busy
+from app.errors import Busy, Forbidden
 from db.views import QuotaView
 
 T = TypeVar("T")
@@ -56,8 +56,10 @@ class Ticket:
     began: float | None = None
 
     async def turn(self) -> None:
-        """Return when the engine may be asked."""
+        """Return when the engine may be asked. Raises Forbidden when the user is shut out first."""
         await self._granted.wait()
+        if self._queue.is_shut_out(self.user):
+            raise _shut_out()
 
     @property
     def position(self) -> int:
@@ -96,6 +98,7 @@ class FairQueue:
         self._limits = limits
         self._quotas: dict[str, QuotaView] = {}
         self._users: dict[str, _User] = {}
+        self._shut_out: set[str] = set()
         self._held: dict[Ticket, None] = {}  # in the order of their turns
         self.on_move: Callable[[], None] | None = None
         self._numbers = itertools.count(1)
@@ -121,10 +124,33 @@ class FairQueue:
         quota = self._quotas.get(user)
         return self._limits.with_quota(quota) if quota is not None else self._limits
 
+    def shut_out(self, user: str) -> None:
+        """Refuse a user from now on, whatever the request: also those that wait, or are about to join.
+
+        What runs is not ended here.
+        """
+        self._shut_out.add(user)
+        for ticket in tuple(self._state(user).waiting):
+            ticket.leave()
+            ticket._granted.set()
+
+    def is_shut_out(self, user: str) -> bool:
+        """Whether a user is refused."""
+        return user in self._shut_out
+
+    def let_in(self, user: str) -> None:
+        """Take a user again."""
+        self._shut_out.discard(user)
+
     # ---- one request -------------------------------------------------------------------------
 
-    def join(self, user: str) -> Ticket:
-        """Take a place, at the engine or behind others. Raises Busy when there is none left to wait in."""
+    def admit(self, user: str) -> None:
+        """Count a request that begins, before any work is done for it. Raises Busy, Forbidden.
+
+        What is found wrong with it afterwards does not take it back: finding that out is work too.
+        """
+        if user in self._shut_out:
+            raise _shut_out()
         limits, state = self.limits(user), self._state(user)
         now = time.monotonic()
         while state.began and state.began[0] <= now - MINUTE:
@@ -134,6 +160,19 @@ class FairQueue:
             raise self._refusal(
                 f"You may begin {limits.per_minute} requests a minute.", max(1, wait), "rate_limited"
             )
+        self._check_room(user)
+        state.began.append(now)
+
+    def join(self, user: str) -> Ticket:
+        """Take a place, at the engine or behind others, for a request that was admitted.
+
+        Raises Busy when there is none left to wait in, Forbidden for a user who was shut out.
+        """
+        self._check_room(user)
+        return self.rejoin(user)
+
+    def _check_room(self, user: str) -> None:
+        limits, state = self.limits(user), self._state(user)
         if self.running >= self._running or state.running >= limits.running:
             if len(state.waiting) >= limits.waiting:
                 raise self._refusal(
@@ -146,11 +185,11 @@ class FairQueue:
                 raise self._refusal(
                     "Too many people are waiting for the model.", self._until_free(self.running), "queue_full"
                 )
-        state.began.append(now)
-        return self.rejoin(user)
 
     def rejoin(self, user: str) -> Ticket:
-        """As `join`, for what was let in already, such as a reply that goes on: never refused."""
+        """As `join`, for what was let in already, such as a reply that goes on. Raises Forbidden, no Busy."""
+        if user in self._shut_out:
+            raise _shut_out()
         ticket = Ticket(user, next(self._numbers), self)
         self._state(user).waiting.append(ticket)
         self._dispatch()
@@ -280,3 +319,7 @@ class FairQueue:
     def _refusal(self, message: str, retry_after: int, code: str) -> Busy:
         self.refused[code] += 1
         return Busy(message, retry_after, code=code)
+
+
+def _shut_out() -> Forbidden:
+    return Forbidden("This account has been disabled.")

@@ -25,6 +25,7 @@ from app.resuming import Resumption
 from app.sampling import DEFAULT_MAX_TOKENS
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
+from app.tokenising import Tokenising
 from db.errors import DbError, NotFound
 from db.store import Store
 from db.views import ConversationView, MessageView
@@ -43,6 +44,7 @@ class GenerationService:
         max_reply_tokens: a reply's greatest length where nobody names one.
         resume_replies: whether replies that a restart interrupted go on by themselves.
         active: knows what runs.
+        tokenising: where text becomes token ids.
     """
 
     def __init__(
@@ -57,15 +59,18 @@ class GenerationService:
         max_reply_tokens: int = DEFAULT_MAX_TOKENS,
         resume_replies: bool = True,
         active: ActiveRequests | None = None,
+        tokenising: Tokenising | None = None,
     ) -> None:
+        self._tokenising = tokenising or Tokenising()
         self._store = store
         self._supervisor = supervisor
         self._queue = queue
+        self._active = active if active is not None else ActiveRequests()
         self._runner = ReplyRunner(
-            store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget, active=active
+            store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget, active=self._active
         )
         self._resumption = Resumption(store, supervisor, self._runner, self._prepare, self._take_in)
-        self._prompting = Prompting(store, supervisor, max_reply_tokens)
+        self._prompting = Prompting(store, supervisor, max_reply_tokens, self._tokenising)
         self._resume_replies = resume_replies
         queue.on_move = self.notify_waiting
         self._drain_seconds = drain_seconds
@@ -123,10 +128,11 @@ class GenerationService:
             if path[-1].role != "assistant":
                 raise BadRequest("Only replies can be regenerated.", param="reply_id")
             engine, templating = self._ready()
+            self._queue.admit(owner)
             *before, user, old = path
             if old.model != templating.model_name:  # its ids are another model's
-                ids = await asyncio.to_thread(
-                    templating.user_segment, before, conversation.system_prompt, user.content
+                ids = await self._tokenising.run(
+                    owner, templating.user_segment, before, conversation.system_prompt, user.content
                 )
                 await self._store.set_user_tokens(owner, user.id, ids)
                 user = with_ids(user, ids)
@@ -151,6 +157,7 @@ class GenerationService:
             if not can_continue(path[-1]):
                 raise BadRequest("This reply is finished: there is nothing to continue.", param="reply_id")
             engine, templating = self._ready()
+            self._queue.admit(owner)
             job = Job.going_on(path[-1])
             request = await self._go_on(job, conversation, path, templating, sampling)
             with self._place(owner) as ticket:
@@ -172,7 +179,7 @@ class GenerationService:
 
         spent: tokens that the reply already has of those that it may have.
         """
-        written = await asyncio.to_thread(templating.unfinished, path[-1])
+        written = await self._tokenising.run(job.owner, templating.unfinished, path[-1])
         branch = Branch([*path[:-1], with_ids(path[-1], written)], conversation.system_prompt)
         request, window = await self._prompting.request(
             conversation, templating, branch, sampling, spent=spent
@@ -218,7 +225,11 @@ class GenerationService:
         if path and path[-1].role != "assistant":
             raise BadRequest("A message answers a reply: name a reply as its parent.", param="parent_id")
         engine, templating = self._ready()
-        segment = await asyncio.to_thread(templating.user_segment, path, conversation.system_prompt, content)
+        self._queue.admit(owner)
+        limit, system_prompt = self._supervisor.status.max_model_len, conversation.system_prompt
+        templating.text.check_length(len(system_prompt), limit, "system prompt")
+        templating.text.check_length(len(content), limit, "message")
+        segment = await self._tokenising.run(owner, templating.user_segment, path, system_prompt, content)
         message = with_ids(draft(conversation, path, content), segment)
         branch = Branch([*path, message], conversation.system_prompt)
         request, window = await self._prompting.request(conversation, templating, branch, sampling)
@@ -291,9 +302,12 @@ class GenerationService:
         await self._runner.ensure_saved(job)
 
     async def stop_owner(self, owner: str) -> None:
-        """Stop whatever is being written for a user; for one who was shut out."""
-        for job in [job for job in self._jobs.values() if job.owner == owner]:
+        """Stop whatever is being written for a user, stored or not; for one who was shut out."""
+        jobs = [job for job in self._jobs.values() if job.owner == owner]
+        for job in jobs:
             job.ask_to_end("stopped")
+        self._active.stop_owner(owner)
+        for job in jobs:
             await job.settled.wait()
 
     async def stop_conversation(self, owner: str, conversation_id: str) -> None:
@@ -320,8 +334,8 @@ class GenerationService:
         unsaved = max(0, len(job.token_ids) - len(path[-1].token_ids)) if job is not None else 0
         status, geometry = self._supervisor.status, self._supervisor.geometry
         branch = Branch(path, conversation.system_prompt)
-        return await asyncio.to_thread(
-            meter, self._supervisor.templating, branch, status.max_model_len, geometry, unsaved=unsaved
+        return await self._tokenising.run(
+            owner, meter, self._supervisor.templating, branch, status.max_model_len, geometry, unsaved=unsaved
         )
 
     def running(self, owner: str, conversation_id: str) -> str | None:

@@ -142,6 +142,7 @@ class People:
     async def disable(self, actor: UserView | None, user_id: str) -> UserView:
         """Shut a user out: sign-ins, keys, links and running replies end now; the history stays."""
         user = await self._store.disable_user(user_id)
+        self._queue.shut_out(user_id)  # first: a request of a moment ago may be about to join
         await self._audit.record(_id(actor), "user.disable", {"user_id": user_id, "name": user.name})
         if self._cut_off is not None:
             await self._cut_off(user_id)
@@ -150,6 +151,7 @@ class People:
     async def enable(self, actor: UserView | None, user_id: str) -> UserView:
         """Let a user in again, with the same password and keys."""
         user = await self._store.enable_user(user_id)
+        self._queue.let_in(user_id)
         await self._audit.record(_id(actor), "user.enable", None, {"user_id": user_id, "name": user.name})
         return user
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from app.events import Sampling
 from app.sampling import completion_budget, resolve
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
+from app.tokenising import Tokenising
 from db.errors import NotFound
 from db.store import Store
 from db.views import ConversationView, MessageView
@@ -24,7 +24,10 @@ class Prompting:
         max_reply_tokens: a reply's greatest length where neither the request nor the conversation names one.
     """
 
-    def __init__(self, store: Store, supervisor: EngineSupervisor, max_reply_tokens: int) -> None:
+    def __init__(
+        self, store: Store, supervisor: EngineSupervisor, max_reply_tokens: int, tokenising: Tokenising
+    ) -> None:
+        self._tokenising = tokenising
         self._store = store
         self._supervisor = supervisor
         self._max_reply_tokens = max_reply_tokens
@@ -49,7 +52,7 @@ class Prompting:
             raise NotFound("user")
         chosen = resolve(sampling, conversation.settings, templating.text.defaults, self._max_reply_tokens)
         wanted = max(1, (chosen.max_tokens or self._max_reply_tokens) - spent)
-        window = await asyncio.to_thread(fit, templating, branch, limit, wanted)
+        window = await self._tokenising.run(user.id, fit, templating, branch, limit, wanted)
         request = CompletionRequest(
             model=self._supervisor.status.model,
             prompt=window.prompt,

@@ -19,6 +19,7 @@ from app.reply_memory import ReplyMemory
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
+from app.tokenising import Tokenising
 from db.database import Database
 from db.store import Store
 from tangram.client import EngineClient
@@ -48,6 +49,7 @@ class Services:
     queue: FairQueue
     audit: AuditLog
     active: ActiveRequests
+    tokenising: Tokenising
     backups: Backups
     reply_memory: ReplyMemory = field(default_factory=ReplyMemory)
 

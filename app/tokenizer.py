@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from app.errors import ModelUnusable
+from app.errors import ContextTooLong, ModelUnusable, TooLong
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _FILES = [
@@ -41,11 +41,29 @@ class ModelText:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered template: special tokens in the text are recognised, none are added."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return _ids(self.tokenizer, text)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text that is a whole prompt: with the special tokens that the tokenizer adds by itself."""
+        return _ids(self.tokenizer, text, add_special_tokens=True)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of somebody's text: what looks like a special token is text too."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return _ids(self._plain, text)
+
+    def check_length(self, characters: int, limit: int, what: TooLong = "conversation") -> None:
+        """Refuse, before it is tokenised, text that cannot fit: no token stands for more than the longest.
+
+        limit: tokens that the model reads at most; 0: not known. Raises ContextTooLong.
+        """
+        least = -(-characters // self.longest_token)
+        if limit and least >= limit:
+            raise ContextTooLong(least + 1, limit, what=what, at_least=True)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary writes it: never fewer than its text has."""
+        return max(map(len, self.tokenizer.get_vocab(with_added_tokens=True)))
 
     @cached_property
     def _plain(self) -> FastTokenizer:
@@ -70,6 +88,11 @@ class ModelText:
     def is_special(self, token: int) -> bool:
         added = self.added.get(token)
         return added is not None and added.special
+
+
+def _ids(tokenizer: FastTokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """Ids of a text. The library lets other threads run during a batch, and not during a single `encode`."""
+    return list(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
 
 def load_model_text(model: str) -> ModelText:

@@ -53,6 +53,8 @@ def check(path: Path) -> list[str]:
         raise NotADatabase(
             f"{path} is not an SQLite database, or its first page is damaged: {error}"
         ) from error
+    if not version:
+        raise NotADatabase(f"{path} is empty: there are no tables in it")
     with tempfile.TemporaryDirectory(prefix="tangram-check-") as folder:
         copy = Path(folder) / "copy.sqlite3"
         try:

@@ -42,14 +42,24 @@ class CompletionBody(CompletionFields):
         if self.echo and self.logprobs is not None:
             raise BadRequest("echo together with logprobs is not supported.", param="echo")
 
-    def prompts(self, text: ModelText) -> list[list[int]]:
-        """Token ids of each prompt. A text's special tokens are recognised: this API is the model itself."""
+    def prompts(self, text: ModelText, limit: int) -> list[list[int]]:
+        """Token ids of each prompt. A text's special tokens are recognised: this API is the model itself.
+
+        limit: tokens that the model reads at most; 0: not known. Raises BadRequest, ContextTooLong.
+        """
         given: Sequence[str | int | list[int]] = (
             [self.prompt] if isinstance(self.prompt, str) else self.prompt
         )
         one = [token for token in given if isinstance(token, int)]
         several = [item for item in given if not isinstance(item, int)]
-        found = [one] if one else [_encode(text, item) if isinstance(item, str) else item for item in several]
+        for item in several:
+            if isinstance(item, str):
+                text.check_length(len(item), limit)
+        found = (
+            [one]
+            if one
+            else [text.encode_prompt(item) if isinstance(item, str) else item for item in several]
+        )
         if len(found) * self.answers > MOST_ANSWERS:
             raise BadRequest(
                 f"At most {MOST_ANSWERS} answers in one request: prompts times n.", param="prompt"
@@ -61,7 +71,3 @@ class CompletionBody(CompletionFields):
             if max(ids) >= size:
                 raise BadRequest(f"This model's token ids are below {size}.", param="prompt")
         return found
-
-
-def _encode(text: ModelText, prompt: str) -> list[int]:
-    return list(text.tokenizer.encode(prompt).ids)

@@ -99,23 +99,28 @@ class Run:
 async def unless(
     stopped: asyncio.Event, chunks: AsyncGenerator[CompletionChunk, None]
 ) -> AsyncGenerator[CompletionChunk, None]:
-    """The chunks, until somebody stops them; then EngineRejected. The first is waited for no longer."""
+    """The chunks, until somebody stops them; then EngineRejected, without waiting for another one."""
     async with contextlib.aclosing(chunks):
-        first = asyncio.ensure_future(anext(chunks, None))
         stop = asyncio.ensure_future(stopped.wait())
         try:
-            await asyncio.wait({first, stop}, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                step = asyncio.ensure_future(anext(chunks, None))
+                try:
+                    await asyncio.wait({step, stop}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not step.done():
+                        step.cancel()
+                        await asyncio.wait({step})
+                if stopped.is_set():
+                    if not step.cancelled():
+                        step.exception()  # seen: it no longer matters
+                    raise EngineRejected(409, "An administrator stopped this request.")
+                chunk = step.result()
+                if chunk is None:
+                    return
+                yield chunk
         finally:
             stop.cancel()
-            if not first.done():
-                first.cancel()
-                await asyncio.wait({first})
-        chunk = None if first.cancelled() else first.result()
-        while not stopped.is_set() and chunk is not None:
-            yield chunk
-            chunk = await anext(chunks, None)
-        if stopped.is_set():
-            raise EngineRejected(409, "An administrator stopped this request.")
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

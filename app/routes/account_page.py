@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from app.accounts import browser_of
 from app.errors import AppError
 from app.routes.auth import set_cookie
 from app.routes.deps import ServicesDep, SessionId, User
+from app.routes.forms import Field, retry_after
 from app.services import Services
 from app.ui.account_page import account_page
 from db.errors import InvalidInput
 from db.views import UserView
 
 router = APIRouter(prefix="/account")
-
-Field = Annotated[str, Form()]
 
 
 @router.get("")
@@ -40,10 +37,12 @@ async def change_password(
             user, current, password, browser=browser_of(request)
         )
     except AppError as error:
-        return await _page(services, user, session_id, error=error.message, status=error.status)
-    answer = RedirectResponse("/account", status_code=303)
-    set_cookie(request, answer, signed_in)
-    return answer
+        answer = await _page(services, user, session_id, error=error.message, status=error.status)
+        answer.headers.update(retry_after(error))
+        return answer
+    done = RedirectResponse("/account", status_code=303)
+    set_cookie(request, done, signed_in)
+    return done
 
 
 @router.post("/keys")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from app.accounts import COOKIE, SignIn, browser_of, user_of
 from app.errors import AppError
 from app.routes.deps import ServicesDep
+from app.routes.forms import Field, refused
 from app.ui.pages import invite_page, login_page, reset_page, setup_page, spent_page
 from db.errors import Conflict, InvalidInput
 
 router = APIRouter()
-
-Field = Annotated[str, Form()]
 
 
 @router.get("/login")
@@ -32,7 +29,7 @@ async def login(request: Request, services: ServicesDep, name: Field = "", passw
     try:
         signed_in = await services.accounts.sign_in(name, password, browser=browser_of(request))
     except AppError as error:
-        return HTMLResponse(login_page(error.message, name=name), status_code=error.status)
+        return refused(login_page(error.message, name=name), error)
     return _welcome(request, signed_in)
 
 
@@ -52,7 +49,7 @@ async def setup(
             name, password, key=key.strip(), browser=browser_of(request)
         )
     except AppError as error:
-        return HTMLResponse(setup_page(error.message, name=name, key=key), status_code=error.status)
+        return refused(setup_page(error.message, name=name, key=key), error)
     except InvalidInput as error:
         return HTMLResponse(setup_page(str(error), name=name, key=key), status_code=400)
     except Conflict:  # somebody else was quicker
@@ -78,7 +75,7 @@ async def accept_invitation(
     except AppError as error:
         if error.status == 404:
             return HTMLResponse(spent_page(error.message), status_code=404)
-        return HTMLResponse(invite_page(token, error.message, name=name), status_code=error.status)
+        return refused(invite_page(token, error.message, name=name), error)
     except (InvalidInput, Conflict) as error:
         text = f"{error}.".capitalize()
         status = 409 if isinstance(error, Conflict) else 400
@@ -104,7 +101,7 @@ async def accept_reset(
     except AppError as error:
         if error.status == 404:
             return HTMLResponse(spent_page(error.message), status_code=404)
-        return HTMLResponse(reset_page(token, error.message), status_code=error.status)
+        return refused(reset_page(token, error.message), error)
     return _welcome(request, await services.accounts.welcome(user, browser_of(request)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import time
@@ -32,7 +31,9 @@ async def completions(body: CompletionBody, request: Request, user: User, servic
     if body.model != services.supervisor.status.model:
         raise unknown_model(body.model, services)
     body.check()
-    prompts = await asyncio.to_thread(body.prompts, templating.text)
+    services.queue.admit(user.id)
+    limit = services.supervisor.status.max_model_len
+    prompts = await services.tokenising.run(user.id, body.prompts, templating.text, limit)
     asked = [
         CompletionRequest(
             model=body.model,

@@ -6,11 +6,10 @@ away aborts the request in the engine: nobody could ever read the rest.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +62,8 @@ async def chat_completions(
     body.check()
     if body.conversation_id is not None:
         return await _within(body, request, user, services)
-    asked = await asyncio.to_thread(_ask, body, user, services, templating)
+    services.queue.admit(user.id)
+    asked = await services.tokenising.run(user.id, _ask, body, user, services, templating)
     run = Run(services, user.id, engine, [asked.request])
     stream = _Stream(body)
     if not body.stream:
@@ -136,6 +136,7 @@ def _ask(body: ChatRequest, user: UserView, services: Services, templating: Temp
     has_tools = call_style(templating.text) is not None
     messages = [one.as_template_sees_it(index, has_tools) for index, one in enumerate(body.messages)]
     tools = body.offered_tools
+    templating.text.check_length(_characters([messages, tools]), services.supervisor.status.max_model_len)
     prompt = services.reply_memory.prompt(user.id, templating, messages, tools)
     if use is not None:
         prompt += templating.text.encode(use.prefix)
@@ -154,6 +155,22 @@ def _ask(body: ChatRequest, user: UserView, services: Services, templating: Temp
         extra={**body.engine_fields(), **body.format_fields(), **(use.engine_fields if use else {})},
     )
     return _Asked(user.id, services, templating, messages, tools, use, request)
+
+
+def _characters(value: Any) -> int:
+    """Characters that a value is written with at least, however deep it is."""
+    found, left = 0, [value]
+    while left:  # no recursion: the client chooses the depth
+        one = left.pop()
+        if isinstance(one, str):
+            found += len(one)
+        elif isinstance(one, Mapping):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+        else:
+            found += 1
+    return found
 
 
 async def _whole(run: Run, asked: _Asked, stream: _Stream) -> dict[str, Any]:

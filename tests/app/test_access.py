@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from starlette.requests import HTTPConnection
 
 from app.__main__ import main
-from app.accounts import COOKIE, is_local
+from app.accounts import COOKIE, Browser, is_local, network_of
+from app.errors import NotSignedIn, TooManyAttempts
 from app.factory import create_app
 from app.middleware import MAX_BODY, MAX_FORM
 from app.settings import Settings
@@ -151,7 +152,9 @@ async def test_guessing_is_slowed_down(product: Product) -> None:
     async with product.client() as http:
         for _ in range(10):
             assert (await http.post("/login", data={"name": "bob", "password": "x"})).status_code == 401
-        assert (await http.post("/login", data={"name": "BOB", "password": "x"})).status_code == 429
+        slowed = await http.post("/login", data={"name": "BOB", "password": "x"})
+        assert slowed.status_code == 429
+        assert 1 <= int(slowed.headers["retry-after"]) <= 300
         assert (await http.post("/login", data={"name": NAME, "password": PASSWORD})).status_code == 303
 
 
@@ -168,6 +171,43 @@ async def test_guesses_at_once_are_slowed_down_too(product: Product) -> None:
         answers = await asyncio.gather(*(guess(f"name{number}") for number in range(25)))
         assert sorted(answers) == [401] * 20 + [429] * 5
         assert await guess("another") == 429
+
+
+async def test_guesses_from_many_addresses_are_slowed_down_but_do_not_shut_the_owner_out(
+    product: Product,
+) -> None:
+    accounts, numbers = product.services.accounts, iter(range(1000))
+
+    async def guess(name: str, password: str = "x", address: str = "") -> str:
+        address = address or f"2001:db8:{next(numbers):x}::1"
+        try:
+            await accounts.sign_in(name, password, browser=Browser(address))
+        except (NotSignedIn, TooManyAttempts) as error:
+            return error.code
+        return "in"
+
+    assert await guess(NAME, PASSWORD, "198.51.100.7") == "in"
+    spellings = (NAME, f" {NAME.upper()} ", f"{NAME}\t", f"\u3000{NAME}")
+    for spelling in spellings:
+        for _ in range(7):
+            assert await guess(spelling) == "not_signed_in"
+    assert [await guess(NAME) for _ in range(3)] == ["not_signed_in"] * 2 + ["too_many_attempts"]
+    assert [await guess(spelling, PASSWORD) for spelling in spellings] == ["too_many_attempts"] * 4
+    assert await guess("somebody else") == "not_signed_in"
+    assert [await guess(NAME, PASSWORD, "198.51.100.7") for _ in range(3)] == ["in"] * 3
+    assert await guess(NAME, PASSWORD) == "too_many_attempts", "the owner's signing in gives nothing back"
+    for number in range(30):
+        assert await guess("no such name") == "not_signed_in", number
+    assert await guess("no  such name") == "too_many_attempts", "an unknown name shows itself by nothing"
+
+
+def test_guesses_are_counted_by_what_one_subscriber_has() -> None:
+    assert (
+        network_of("2001:db8:1:2::3") == network_of("2001:db8:1:2:ffff::9") != network_of("2001:db8:1:3::3")
+    )
+    assert network_of("::ffff:192.0.2.1") == network_of("192.0.2.1") == "192.0.2.1"
+    assert network_of("fe80::1%eth0") == network_of("fe80::2")
+    assert (network_of(""), network_of("testclient")) == ("", "testclient")
 
 
 async def test_other_sites_cannot_use_a_signed_in_browser(product: Product) -> None:

@@ -58,9 +58,14 @@ async def test_chunks_pass_until_somebody_stops_them() -> None:
     assert [chunk async for chunk in unless(asyncio.Event(), chunks_of([]))] == []
 
 
-async def test_one_that_waits_for_its_first_chunk_is_stopped_too() -> None:
-    stopped = asyncio.Event()
-    never = unless(stopped, chunks_of(["a"], asyncio.Event()))
+@pytest.mark.parametrize("before", [0, 2])
+async def test_one_that_waits_for_a_chunk_is_stopped_too(before: int) -> None:
+    stopped, more = asyncio.Event(), asyncio.Event()
+    more.set()
+    never = unless(stopped, chunks_of(["a"] * 3, more))
+    for _ in range(before):
+        await anext(never)
+    more.clear()
     waiting = asyncio.create_task(anext(never))
     await asyncio.sleep(0.01)
     stopped.set()

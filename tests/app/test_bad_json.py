@@ -9,7 +9,7 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.routes import account, api, completions, keys, openai, people, replies
+from app.routes import account, account_page, api, auth, completions, keys, openai, people, replies
 from app.routes.json_body import JsonBody
 from tests.app.conftest import Product
 
@@ -125,3 +125,27 @@ async def test_last_event_id_that_is_no_place(product: Product, place: str) -> N
     answer = await product.http.get(f"/api/replies/{reply.id}/events", headers={"Last-Event-ID": place})
     assert answer.status_code == 200
     assert answer.text.startswith("id: 2\nevent: snapshot\n")
+
+
+FORMS = [
+    (route.path, param.alias)
+    for module in (auth, account_page)
+    for route in module.router.routes
+    if isinstance(route, APIRoute)
+    for param in route.dependant.body_params
+]
+
+
+@pytest.mark.parametrize(("path", "field"), FORMS)
+async def test_forms_refuse_half_a_character_too(product: Product, path: str, field: str) -> None:
+    """A multipart form may name an encoding that can hold it."""
+    assert len(FORMS) > 10
+    for charset, half in (("utf-7", "+2AA-abcdefgh"), ("unicode_escape", "\\ud800abcdefgh")):
+        text = (
+            f'--x\r\nContent-Disposition: form-data; name="_charset_"\r\n\r\n{charset}\r\n'
+            f'--x\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{half}\r\n--x--\r\n'
+        )
+        kind = f"multipart/form-data; boundary=x; charset={charset}"
+        answer = await product.http.post(path, content=text, headers={"Content-Type": kind})
+        assert answer.status_code == 400, (path, field, charset, answer.text)
+        assert "surrogate" in answer.json()["error"]["message"]

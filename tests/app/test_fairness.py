@@ -107,18 +107,31 @@ def test_requests_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.fairness.time", SimpleNamespace(monotonic=lambda: clock.now))
     places = queue(limits=Limits(running=5, waiting=5, per_minute=3))
     for clock.now in (0.0, 10.0, 20.0):
-        places.join("ann").leave()
+        places.admit("ann")
     with pytest.raises(Busy, match=r"begin 3 requests a minute\. Try again in 40 seconds") as refused:
-        places.join("ann")
+        places.admit("ann")
     assert refused.value.retry_after == 40
-    places.join("bob").leave()
+    places.admit("bob")
     clock.now = 60.5
-    places.join("ann").leave()
+    places.admit("ann")
     with pytest.raises(Busy) as refused:
-        places.join("ann")
+        places.admit("ann")
     assert refused.value.retry_after == 10
     places.set_quota("ann", QuotaView(per_minute=4))
-    places.join("ann").leave()
+    places.admit("ann")
+
+
+def test_who_has_no_room_to_wait_is_refused_before_any_work_and_not_counted() -> None:
+    places = queue(1, waiting=0, limits=Limits(running=1, waiting=0, per_minute=2))
+    places.admit("ann")
+    held = places.join("ann")
+    for _ in range(3):
+        with pytest.raises(Busy, match="as many as you may have"):
+            places.admit("ann")
+    held.leave()
+    places.admit("ann")
+    with pytest.raises(Busy, match="begin 2 requests a minute"):
+        places.admit("ann")
 
 
 def test_quotas_win_over_defaults_and_count_at_once() -> None:

@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from app.accounts import COOKIE
+from app.errors import Forbidden
+from db.views import QuotaView
 from tests.app.conftest import NAME, PASSWORD, Product, eventually
 
 Form = dict[str, str]
@@ -73,6 +75,42 @@ async def test_there_is_no_other_way_in(product: Product) -> None:
             assert (await http.post(path, json=form)).status_code in (401, 404, 405)
         assert (await http.post("/setup", data=form)).status_code == 403
     assert await product.services.store.count_users() == 1
+
+
+async def test_what_runs_and_waits_for_a_disabled_user_ends(product: Product) -> None:
+    """Streams of the stateless API end with an error's event; what waits in the queue never begins."""
+    http = await invited(product)
+    account = (await http.get("/api/account")).json()["id"]
+    product.services.queue.set_quota(account, QuotaView(running=2))
+    long = "/tokens 3000 /delay 0.02"
+    chat = {"model": "fake-model", "stream": True, "messages": [{"role": "user", "content": long}]}
+    text = {"model": "fake-model", "stream": True, "max_tokens": 3000}
+    text["prompt"] = f"<|im_start|>user\n{long}<|im_end|>\n"
+    running = [
+        asyncio.create_task(http.post(f"/v1/{path}", json=body))
+        for path, body in (("chat/completions", chat), ("completions", text))
+    ]
+    await eventually(lambda: len(product.services.active.running()) == 2)
+    waiting = [
+        asyncio.create_task(http.post("/v1/chat/completions", json=chat | {"stream": stream}))
+        for stream in (True, False)
+    ]
+    await eventually(lambda: product.services.queue.waiting == 2)
+    await asyncio.sleep(0.1)  # the streams have begun
+    answer = await product.http.patch(f"/api/admin/users/{account}", json={"disabled": True})
+    assert answer.status_code == 200
+    for stream in await asyncio.wait_for(asyncio.gather(*running), 5):
+        assert stream.status_code == 200
+        assert "An administrator stopped this request" in stream.text.strip().splitlines()[-1]
+    for refused in await asyncio.wait_for(asyncio.gather(*waiting), 5):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    assert (product.services.queue.running, product.services.queue.waiting) == (0, 0)
+    for late in (product.services.queue.admit, product.services.queue.join):  # signed in a moment before
+        with pytest.raises(Forbidden, match="disabled"):
+            late(account)
+    await product.http.patch(f"/api/admin/users/{account}", json={"disabled": False})
+    product.services.queue.join(account).leave()
+    await http.aclose()
 
 
 async def test_a_disabled_user_is_out_everywhere(product: Product) -> None:

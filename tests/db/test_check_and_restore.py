@@ -91,6 +91,11 @@ def test_files_that_are_no_database_of_ours(closed: Database, tmp_path: Path) ->
     foreign.write_bytes(b"text " * 1000)
     with pytest.raises(NotADatabase):
         check(foreign)
+    foreign.write_bytes(b"")
+    with pytest.raises(NotADatabase, match="is empty"):
+        check(foreign)
+    with pytest.raises(NotADatabase, match="is empty"):
+        restore(closed.path, tmp_path / "backups", foreign)
     with pytest.raises(StorageUnavailable, match="there is no database at"):
         check(tmp_path / "missing")
 
