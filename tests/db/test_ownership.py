@@ -49,6 +49,7 @@ WITHOUT_OWNER = {
     "delete_session",
     "api_key_user",
     "recover_interrupted",
+    "discard_unfinished_imports",
     "resumable_replies",
     "get_setting",
     "set_setting",
