@@ -162,6 +162,28 @@ async def test_a_change_is_made_whole_or_not_at_all(product: Product) -> None:
         change = {"title": "After", "system_prompt": "New", "settings": {"seed": 1}, "archived": True} | wrong
         assert (await product.http.patch(address, json=change)).status_code == 400
         assert (await product.http.get(address)).json() == before
+    stranger = await product.conversation()
+    other = (await product.reply(stranger, "/say Hm")).id
+    for nowhere in ("nope", other):
+        change = {"title": "After", "archived": True, "active_message_id": nowhere}
+        assert (await product.http.patch(address, json=change)).status_code == 404
+        assert (await product.http.get(address)).json() == before
+
+
+async def test_a_change_shows_another_branch(product: Product) -> None:
+    conversation = await sample(product)
+    address = f"/api/conversations/{conversation}"
+    first = (await product.http.get(f"{address}/messages")).json()["messages"][1]["id"]
+    await product.services.generation.regenerate(product.owner, conversation, first)
+    newest = (await product.http.get(address)).json()["active_leaf_id"]
+    await product.finish(newest)
+    change = {"title": "After", "active_message_id": first}
+    changed = (await product.http.patch(address, json=change)).json()
+    assert changed == (await product.http.get(address)).json()
+    assert changed["title"] == "After"
+    assert changed["active_leaf_id"] != newest
+    path = (await product.http.get(f"{address}/messages")).json()["messages"]
+    assert first in [message["id"] for message in path]
 
 
 @pytest.mark.parametrize("failed_first", [False, True])
