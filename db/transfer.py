@@ -16,7 +16,7 @@ from db.repository import Repository
 from db.values import MAX_TITLE, checked_object, clean_text, new_id, title_from
 from db.views import FINAL_STATUSES, Role
 
-_BATCH_CHARACTERS = 100_000
+_BATCH_CHARACTERS = 40_000
 _BATCH_ROWS = 500
 """What one transaction takes in, so that the writes of others are never kept waiting for long: indexing the
 text takes most of the time. A single message may be longer."""

@@ -9,10 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import func, select, update
 
+from app.settings import Settings
 from app.transfer.importing import understand
 from app.transfer.reading import MAX_FILE
-from tests.app.conftest import Product
+from db.models import Conversation
+from db.repository import execute
+from tests.app.conftest import Product, running_product
 
 EVIL = '../../<script>alert(1)</script>"\r\nX-Evil: 1'
 
@@ -207,3 +211,13 @@ async def test_a_new_system_prompt_reaches_the_model(
 
 def prompt(fake_engine: Any) -> str:
     return str(fake_engine.tokenizer.decode(fake_engine.requests[-1]["prompt"], skip_special_tokens=False))
+
+
+async def test_the_next_start_removes_what_a_killed_import_left(settings: Settings) -> None:
+    staged = update(Conversation).values(deleted_at=-1)
+    async with running_product(settings, engine=False) as product:
+        await product.conversation(title="half")
+        await product.services.database.write(lambda session: execute(session, staged))
+    async with running_product(settings, engine=False) as product:
+        left = select(func.count()).select_from(Conversation)
+        assert await product.services.database.read(lambda session: session.scalar(left)) == 0
