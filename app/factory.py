@@ -177,6 +177,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await asyncio.to_thread(services.database.migrate)
     control = ControlServer(services.settings.control_dir, Operator.of(services))
     try:
+        if count := await services.store.discard_unfinished_imports():
+            log.info("%d conversations of an import that was cut off are removed", count)
         if count := await services.store.recover_interrupted():
             log.info("%d unfinished replies of the last run are marked as interrupted", count)
         await services.people.load_quotas()

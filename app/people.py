@@ -139,21 +139,43 @@ class People:
 
     # ---- accounts ----------------------------------------------------------------------------
 
+    async def change(
+        self,
+        actor: UserView | None,
+        user_id: str,
+        *,
+        quota: QuotaView | None = None,
+        is_admin: bool | None = None,
+        disabled: bool | None = None,
+    ) -> UserView:
+        """Change what is not None, all or nothing, from now on. Raises InvalidInput (db) for a quota."""
+        change = await self._store.change_user(user_id, quota=quota, is_admin=is_admin, disabled=disabled)
+        who, user = _id(actor), change.after
+        if quota is not None:
+            self._queue.set_quota(user_id, quota)
+            was, new = ({"user_id": user_id, **asdict(each)} for each in (change.quota_before, quota))
+            await self._audit.record(who, "user.quota", was, new)
+        if is_admin is not None:
+            was = {"user_id": user_id, "is_admin": change.before.is_admin}
+            await self._audit.record(who, "user.admin", was, was | {"is_admin": is_admin})
+        named = {"user_id": user_id, "name": user.name}
+        if disabled:
+            self._queue.shut_out(user_id)  # first: a request of a moment ago may be about to join
+            await self._audit.record(who, "user.disable", named)
+            if self._cut_off is not None:
+                await self._cut_off(user_id)
+        elif disabled is not None:
+            self._queue.let_in(user_id)
+            await self._audit.record(who, "user.enable", None, named)
+        return user
+
     async def disable(self, actor: UserView | None, user_id: str) -> UserView:
         """Shut a user out: sign-ins, keys, links and running replies end now; the history stays."""
-        user = await self._store.disable_user(user_id)
-        self._queue.shut_out(user_id)  # first: a request of a moment ago may be about to join
-        await self._audit.record(_id(actor), "user.disable", {"user_id": user_id, "name": user.name})
-        if self._cut_off is not None:
-            await self._cut_off(user_id)
-        return user
+        return await self.change(actor, user_id, disabled=True)
 
     async def enable(self, actor: UserView | None, user_id: str) -> UserView:
         """Let a user in again, with the same password and keys."""
-        user = await self._store.enable_user(user_id)
-        self._queue.let_in(user_id)
-        await self._audit.record(_id(actor), "user.enable", None, {"user_id": user_id, "name": user.name})
-        return user
+        return await self.change(actor, user_id, disabled=False)
 
     async def end_sessions(self, actor: UserView | None, user_id: str) -> int:
         """End all of a user's sign-ins; how many there were."""
@@ -172,22 +194,11 @@ class People:
 
     async def set_admin(self, actor: UserView | None, user_id: str, is_admin: bool) -> UserView:
         """Give or take an administrator's rights."""
-        before = await self._store.user_by_id(user_id)
-        user = await self._store.set_admin(user_id, is_admin)
-        was = {"user_id": user_id, "is_admin": before is not None and before.is_admin}
-        await self._audit.record(_id(actor), "user.admin", was, was | {"is_admin": is_admin})
-        return user
+        return await self.change(actor, user_id, is_admin=is_admin)
 
     async def set_quota(self, actor: UserView | None, user_id: str, quota: QuotaView) -> QuotaView:
         """Change what a user may do at once, from now on. Raises InvalidInput (db)."""
-        before = await self._store.set_quota(user_id, quota)
-        self._queue.set_quota(user_id, quota)
-        await self._audit.record(
-            _id(actor),
-            "user.quota",
-            {"user_id": user_id, **asdict(before)},
-            {"user_id": user_id, **asdict(quota)},
-        )
+        await self.change(actor, user_id, quota=quota)
         return quota
 
     def _secret(self, hours: int | None) -> tuple[str, int]:

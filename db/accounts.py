@@ -8,10 +8,10 @@ from sqlalchemy.orm import Session
 from db.errors import Conflict, InvalidInput
 from db.links import revoke_links
 from db.models import ApiKey, Link, LoginSession, Quota, User
-from db.quotas import quota_view
+from db.quotas import check_quota, quota_view, replace_quota
 from db.repository import Repository, add_user, existing_user, user_view
-from db.values import clean_name
-from db.views import PersonView, UserView
+from db.values import clean_name, name_key
+from db.views import PersonView, QuotaView, UserChangeView, UserView
 
 
 class AccountStore(Repository):
@@ -36,14 +36,25 @@ class AccountStore(Repository):
         return await self._database.write(work)
 
     async def user_by_name(self, name: str) -> UserView | None:
-        """The user of that name, in any case of letters, or None."""
+        """The user of that name, in any case of letters and form of characters, or None.
+
+        Where an older version let several such names in, each is found as it is written.
+        """
         try:
             name = clean_name("name", name)
         except InvalidInput:
             return None
-        return await self._database.read(
-            lambda session: _user(session, select(User).where(User.name == name))
-        )
+
+        def work(session: Session) -> UserView | None:
+            if (exact := _user(session, select(User).where(User.name == name))) is not None:
+                return exact
+            key = name_key(name)
+            alike = [
+                own for own, other in session.execute(select(User.id, User.name)) if name_key(other) == key
+            ]
+            return _user(session, select(User).where(User.id == alike[0])) if len(alike) == 1 else None
+
+        return await self._database.read(work)
 
     async def user_by_id(self, user_id: str) -> UserView | None:
         """The user of that id, or None."""
@@ -107,46 +118,65 @@ class AccountStore(Repository):
 
         await self._database.write(work)
 
-    async def disable_user(self, user_id: str) -> UserView:
-        """End the user's sign-ins and the links that are open for or by them, and refuse all API keys.
+    async def change_user(
+        self,
+        user_id: str,
+        *,
+        quota: QuotaView | None = None,
+        is_admin: bool | None = None,
+        disabled: bool | None = None,
+    ) -> UserChangeView:
+        """Change what is not None, all or nothing; doing so twice changes nothing.
 
-        Raises NotFound, and Conflict for the last administrator. Disabling twice changes nothing.
+        Raises NotFound, InvalidInput (quota), and Conflict for the last administrator. Disabling ends the
+        user's sign-ins and the links that are open for or by them, and refuses all API keys; enabling lets
+        the password and the keys work again.
         """
+        if quota is not None:
+            check_quota(quota)
 
-        def work(session: Session) -> UserView:
-            user = existing_user(session, user_id)
-            if user.disabled_at is None:
-                _keep_an_administrator(session, user)
-                user.disabled_at = self._now()
-            session.execute(delete(LoginSession).where(LoginSession.user_id == user_id))
-            revoke_links(session, self._now(), (Link.user_id == user_id) | (Link.created_by == user_id))
-            return user_view(user)
+        def work(session: Session) -> UserChangeView:
+            user, now = existing_user(session, user_id), self._now()
+            before, quota_before = user_view(user), quota_view(session.get(Quota, user_id))
+            if quota is not None:
+                replace_quota(session, user_id, quota, now)
+            if is_admin is not None:
+                _set_admin(session, user, is_admin, now)
+            if disabled:
+                _disable(session, user, now)
+            elif disabled is not None:
+                user.disabled_at = None
+            return UserChangeView(before, quota_before, user_view(user))
 
         return await self._database.write(work)
+
+    async def disable_user(self, user_id: str) -> UserView:
+        """Shut a user out, see `change_user`. Raises NotFound, and Conflict for the last administrator."""
+        return (await self.change_user(user_id, disabled=True)).after
 
     async def enable_user(self, user_id: str) -> UserView:
-        """Undo `disable_user`: the password and the API keys work again. Raises NotFound."""
-
-        def work(session: Session) -> UserView:
-            user = existing_user(session, user_id)
-            user.disabled_at = None
-            return user_view(user)
-
-        return await self._database.write(work)
+        """Undo `disable_user`. Raises NotFound."""
+        return (await self.change_user(user_id, disabled=False)).after
 
     async def set_admin(self, user_id: str, is_admin: bool) -> UserView:
         """Give or take an administrator's rights. Raises NotFound, and Conflict for the last one."""
+        return (await self.change_user(user_id, is_admin=is_admin)).after
 
-        def work(session: Session) -> UserView:
-            user = existing_user(session, user_id)
-            if user.is_admin and not is_admin:
-                if user.disabled_at is None:
-                    _keep_an_administrator(session, user)
-                revoke_links(session, self._now(), Link.created_by == user_id)
-            user.is_admin = is_admin
-            return user_view(user)
 
-        return await self._database.write(work)
+def _set_admin(session: Session, user: User, is_admin: bool, now: int) -> None:
+    if user.is_admin and not is_admin:
+        if user.disabled_at is None:
+            _keep_an_administrator(session, user)
+        revoke_links(session, now, Link.created_by == user.id)
+    user.is_admin = is_admin
+
+
+def _disable(session: Session, user: User, now: int) -> None:
+    if user.disabled_at is None:
+        _keep_an_administrator(session, user)
+        user.disabled_at = now
+    session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
+    revoke_links(session, now, (Link.user_id == user.id) | (Link.created_by == user.id))
 
 
 _NONE = (0, 0)

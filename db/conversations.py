@@ -10,6 +10,7 @@ from db.errors import InvalidInput, NotFound
 from db.models import Conversation, Message, User
 from db.repository import Repository, conversation_view, owned_conversation
 from db.search import matches
+from db.turns import show_branch
 from db.values import checked_object, clean_name, clean_text, new_id
 from db.views import ConversationView
 
@@ -107,8 +108,11 @@ class ConversationStore(Repository):
         system_prompt: str | None = None,
         settings: Mapping[str, Any] | None = None,
         archived: bool | None = None,
+        active_message_id: str | None = None,
     ) -> ConversationView:
         """Change what is not None, all or nothing. Raises NotFound, InvalidInput.
+
+        `active_message_id`: show the branch through that message, see `set_active_leaf`.
 
         A new system prompt holds for the replies to come. The token segments with the old one are forgotten:
         they are made again from the text.
@@ -129,6 +133,8 @@ class ConversationStore(Repository):
             if prompt is not None and row.system_prompt != prompt:
                 row.system_prompt = prompt
                 _forget_first_segments(session, conversation_id)
+            if active_message_id is not None:
+                show_branch(session, row, active_message_id)
             return conversation_view(row)
 
         return await self._database.write(work)

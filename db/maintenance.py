@@ -34,6 +34,11 @@ _MESSAGES = """
     model, created_at, updated_at, rating FROM messages WHERE user_id = :owner_id
 """
 
+# Conversations that are still being taken in have -1 (see `db.transfer`) and are nobody's yet.
+_NOT_STAGED = """
+    AND conversation_id NOT IN (SELECT id FROM conversations WHERE user_id = :owner_id AND deleted_at = -1)
+"""
+
 
 async def export_conversation(database: Database, owner_id: str, conversation_id: str) -> dict[str, Any]:
     """One of the owner's conversations with all branches, as a JSON object. Raises NotFound."""
@@ -64,8 +69,8 @@ async def export_owner(database: Database, owner_id: str) -> dict[str, Any]:
         users = list(tool.query("SELECT id, name, created_at FROM users WHERE id = :owner_id", parameters))
         if not users:
             raise NotFound("user")
-        conversations = list(tool.query(_CONVERSATIONS + "ORDER BY seq", parameters))
-        messages = tool.query(_MESSAGES + "ORDER BY seq", parameters)
+        conversations = list(tool.query(_CONVERSATIONS + "AND deleted_at IS NOT -1 ORDER BY seq", parameters))
+        messages = tool.query(_MESSAGES + _NOT_STAGED + "ORDER BY seq", parameters)
         return {"user": users[0], **_export(conversations, messages)}
 
     return await database.read(work)

@@ -17,21 +17,11 @@ class QuotaStore(Repository):
 
     async def set_quota(self, user_id: str, quota: QuotaView) -> QuotaView:
         """Replace a user's quota and return the one before. Raises NotFound, InvalidInput."""
-        for name, least in _LEAST.items():
-            value = getattr(quota, name)
-            if value is not None and not least <= value <= _MOST:
-                raise InvalidInput(name, f"must be from {least} to {_MOST}, or null for the default")
+        check_quota(quota)
 
         def work(session: Session) -> QuotaView:
             existing_user(session, user_id)
-            row = session.get(Quota, user_id)
-            before = quota_view(row)
-            if row is None:
-                row = Quota(user_id=user_id)
-                session.add(row)
-            row.running, row.waiting, row.per_minute = quota.running, quota.waiting, quota.per_minute
-            row.updated_at = self._now()
-            return before
+            return replace_quota(session, user_id, quota, self._now())
 
         return await self._database.write(work)
 
@@ -42,6 +32,26 @@ class QuotaStore(Repository):
             return {row.user_id: quota_view(row) for row in session.scalars(select(Quota))}
 
         return await self._database.read(work)
+
+
+def check_quota(quota: QuotaView) -> None:
+    """Raises InvalidInput for a limit that makes no sense."""
+    for name, least in _LEAST.items():
+        value = getattr(quota, name)
+        if value is not None and not least <= value <= _MOST:
+            raise InvalidInput(name, f"must be from {least} to {_MOST}, or null for the default")
+
+
+def replace_quota(session: Session, user_id: str, quota: QuotaView, now: int) -> QuotaView:
+    """Replace an existing user's quota and return the one before."""
+    row = session.get(Quota, user_id)
+    before = quota_view(row)
+    if row is None:
+        row = Quota(user_id=user_id)
+        session.add(row)
+    row.running, row.waiting, row.per_minute = quota.running, quota.waiting, quota.per_minute
+    row.updated_at = now
+    return before
 
 
 def quota_view(row: Quota | None) -> QuotaView:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, aliased
 from db.database import Database
 from db.errors import Conflict, NotFound
 from db.models import Conversation, Message, User
-from db.values import Clock, new_id, unpack_tokens
+from db.values import Clock, name_key, new_id, unpack_tokens
 from db.views import ConversationView, MessageView, UserView
 
 
@@ -36,7 +36,11 @@ def existing_user(session: Session, user_id: str) -> User:
 
 
 def add_user(session: Session, name: str, password_hash: str, is_admin: bool, now: int) -> UserView:
-    """Add a user with a fresh cache salt. Raises Conflict when the name is taken, in any case of letters."""
+    """Add a user with a fresh cache salt. Raises Conflict when the name is taken, see `values.name_key`."""
+    # SQLite folds ASCII letters only.
+    key = name_key(name)
+    if any(name_key(taken) == key for taken in session.scalars(select(User.name))):
+        raise Conflict("that name is taken")
     user = User(
         id=new_id(),
         name=name,

@@ -1,7 +1,7 @@
 """Taking conversations in from elsewhere: out of sight until all of them are there, then shown at once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,8 +16,11 @@ from db.repository import Repository
 from db.values import MAX_TITLE, checked_object, clean_text, new_id, title_from
 from db.views import FINAL_STATUSES, Role
 
-_BATCH_CHARACTERS = 1_000_000
-"""What one transaction takes in, so that the replies being written are never kept waiting for long."""
+_BATCH_CHARACTERS = 40_000
+_BATCH_ROWS = 500
+"""What one transaction takes in, so that the writes of others are never kept waiting for long: indexing the
+text takes most of the time. A single message may be longer."""
+_DISCARDED_CONVERSATIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +62,42 @@ class TransferStore(Repository):
     ) -> list[str]:
         """Add conversations, all or none; return their ids. Raises NotFound, InvalidInput.
 
-        They are written in several transactions, as deleted ones, and appear together with the last. What is
-        left of an attempt that was cut off by the end of the process is removed before the next one.
+        They are written in several transactions, as deleted ones, and appear together with the last.
         """
-        for conversation in conversations:
-            _check(conversation)
+        await asyncio.to_thread(_check_all, conversations)
         async with self._importing:
-            await self._database.write(lambda session: _discard(session, owner_id))
+            await self._discard(owner_id)
             ids: list[str] = []
             try:
                 for batch in _batches(conversations):
                     ids += await self._database.write(partial(_add_all, owner_id, batch, self._now()))
                 await self._database.write(lambda session: _publish(session, owner_id))
             except BaseException:
-                await self._database.write(lambda session: _discard(session, owner_id))
+                await self._discard(owner_id)
                 raise
             return ids
+
+    async def discard_unfinished_imports(self) -> int:
+        """At start: remove what the end of the process left of imports; of how many conversations."""
+        async with self._importing:
+            return await self._discard(None)
+
+    async def _discard(self, owner_id: str | None) -> int:
+        count = 0
+        while (
+            removed := await self._database.write(lambda session: _discard(session, owner_id))
+        ) is not None:
+            count += removed
+        return count
 
 
 _STAGED = -1
 """`deleted_at` of conversations that are still being taken in: no time, so that nobody can restore them."""
+
+
+def _check_all(conversations: Sequence[NewConversation]) -> None:
+    for conversation in conversations:
+        _check(conversation)
 
 
 def _check(conversation: NewConversation) -> None:
@@ -99,68 +118,102 @@ def _check(conversation: NewConversation) -> None:
 _OTHER: dict[Role, Role] = {"user": "assistant", "assistant": "user"}
 
 
-def _batches(conversations: Sequence[NewConversation]) -> list[list[NewConversation]]:
-    batches: list[list[NewConversation]] = [[]]
-    size = 0
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Messages `start` to `stop` of a conversation, for one transaction. `ids`: of all its messages."""
+
+    id: str
+    conversation: NewConversation
+    ids: list[str]
+    start: int
+    stop: int
+
+
+def _batches(conversations: Sequence[NewConversation]) -> Iterator[list[_Piece]]:
+    """Pieces of conversations, in order, together as large as one transaction may be."""
+    batch: list[_Piece] = []
+    rows = characters = 0
     for conversation in conversations:
-        own = sum(len(message.content) for message in conversation.messages)
-        if batches[-1] and size + own > _BATCH_CHARACTERS:
-            batches.append([])
-            size = 0
-        batches[-1].append(conversation)
-        size += own
-    return batches
+        own, ids = new_id(), [new_id() for _ in conversation.messages]
+        start = 0
+        rows += 1
+        characters += len(conversation.system_prompt)
+        for place, message in enumerate(conversation.messages):
+            too_much = rows >= _BATCH_ROWS or characters + len(message.content) > _BATCH_CHARACTERS
+            if too_much and (batch or place > start):
+                if place > start:
+                    batch.append(_Piece(own, conversation, ids, start, place))
+                yield batch
+                batch, rows, characters, start = [], 0, 0, place
+            rows += 1
+            characters += len(message.content)
+        batch.append(_Piece(own, conversation, ids, start, len(ids)))
+    if batch:
+        yield batch
 
 
-def _add_all(owner_id: str, batch: Sequence[NewConversation], now: int, session: Session) -> list[str]:
-    return [_add(session, owner_id, each, now) for each in batch]
-
-
-def _add(session: Session, owner_id: str, new: NewConversation, now: int) -> str:
+def _add_all(owner_id: str, batch: Sequence[_Piece], now: int, session: Session) -> list[str]:
+    """Write the pieces; the ids of the conversations that begin here."""
     if session.get(User, owner_id) is None:
         raise NotFound("user")
+    for piece in batch:
+        if piece.start == 0:
+            _add_conversation(session, owner_id, piece, now)
+        if piece.start < piece.stop:
+            _add_messages(session, owner_id, piece, now)
+    return [piece.id for piece in batch if piece.start == 0]
+
+
+def _add_conversation(session: Session, owner_id: str, piece: _Piece, now: int) -> None:
+    new = piece.conversation
     title = " ".join(clean_text(new.title).split())[:MAX_TITLE].strip()
     first = next((message.content for message in new.messages if message.role == "user"), "")
-    row = Conversation(
-        id=new_id(),
-        user_id=owner_id,
-        title=title or title_from(first),
-        system_prompt=clean_text(new.system_prompt),
-        settings=new.settings,
-        created_at=new.created_at or now,
-        updated_at=new.updated_at or new.created_at or now,
-        deleted_at=_STAGED,
-        archived_at=now if new.archived else None,
-    )
-    session.add(row)
-    session.flush()
-    if new.messages:
-        ids = [new_id() for _ in new.messages]
-        next_seq = session.scalar(select(func.coalesce(func.max(Message.seq), 0))) or 0
-        session.execute(
-            insert(Message),
-            [
-                {
-                    "seq": next_seq + 1 + place,
-                    "id": ids[place],
-                    "user_id": owner_id,
-                    "conversation_id": row.id,
-                    "parent_id": None if message.parent is None else ids[message.parent],
-                    "role": message.role,
-                    "content": clean_text(message.content),
-                    "token_ids": b"",
-                    "status": message.status,
-                    "stats": {},
-                    "model": message.model and clean_text(message.model),
-                    "rating": message.rating,
-                    "created_at": message.created_at or row.created_at,
-                    "updated_at": message.created_at or row.created_at,
-                }
-                for place, message in enumerate(new.messages)
-            ],
+    session.add(
+        Conversation(
+            id=piece.id,
+            user_id=owner_id,
+            title=title or title_from(first),
+            system_prompt=clean_text(new.system_prompt),
+            settings=new.settings,
+            created_at=new.created_at or now,
+            updated_at=new.updated_at or new.created_at or now,
+            deleted_at=_STAGED,
+            archived_at=now if new.archived else None,
         )
-        row.active_leaf_id = ids[_leaf(new)]
-    return row.id
+    )
+    session.flush()
+
+
+def _add_messages(session: Session, owner_id: str, piece: _Piece, now: int) -> None:
+    new, ids = piece.conversation, piece.ids
+    next_seq = (session.scalar(select(func.coalesce(func.max(Message.seq), 0))) or 0) + 1
+    session.execute(
+        insert(Message),
+        [
+            {
+                "seq": next_seq + place - piece.start,
+                "id": ids[place],
+                "user_id": owner_id,
+                "conversation_id": piece.id,
+                "parent_id": None if message.parent is None else ids[message.parent],
+                "role": message.role,
+                "content": clean_text(message.content),
+                "token_ids": b"",
+                "status": message.status,
+                "stats": {},
+                "model": message.model and clean_text(message.model),
+                "rating": message.rating,
+                "created_at": message.created_at or new.created_at or now,
+                "updated_at": message.created_at or new.created_at or now,
+            }
+            for place in range(piece.start, piece.stop)
+            for message in (new.messages[place],)
+        ],
+    )
+    if piece.stop == len(ids):
+        session.execute(
+            update(Conversation).where(Conversation.id == piece.id).values(active_leaf_id=ids[_leaf(new)])
+        )
 
 
 def _leaf(new: NewConversation) -> int:
@@ -180,7 +233,28 @@ def _publish(session: Session, owner_id: str) -> None:
     )
 
 
-def _discard(session: Session, owner_id: str) -> None:
-    session.execute(
-        delete(Conversation).where(Conversation.user_id == owner_id, Conversation.deleted_at == _STAGED)
-    )
+def _discard(session: Session, owner_id: str | None) -> int | None:
+    """Remove some of what is staged (None: anybody's), the last messages first, for their parents must not go
+    before them. How many conversations are gone with that; None when there was nothing."""
+    staged = select(Conversation.id).where(Conversation.deleted_at == _STAGED)
+    if owner_id is not None:
+        staged = staged.where(Conversation.user_id == owner_id)
+    some = list(session.scalars(staged.limit(_DISCARDED_CONVERSATIONS)))
+    if not some:
+        return None
+    last = select(Message.seq).where(Message.conversation_id.in_(some))
+    newest = list(session.scalars(last.order_by(Message.seq.desc()).limit(_BATCH_ROWS)))
+    lengths = select(func.length(Message.content)).where(Message.seq.in_(newest))
+    total, fit = 0, 0
+    for length in session.scalars(lengths.order_by(Message.seq.desc())):
+        total += length
+        if fit and total > _BATCH_CHARACTERS:
+            break
+        fit += 1
+    chosen = Conversation.id.in_(some)
+    session.execute(update(Conversation).where(chosen).values(active_leaf_id=None))
+    session.execute(delete(Message).where(Message.seq.in_(newest[:fit])))
+    if fit == len(newest) < _BATCH_ROWS:
+        session.execute(delete(Conversation).where(chosen))
+        return len(some)
+    return 0

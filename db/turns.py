@@ -181,24 +181,7 @@ class TurnStore(Repository):
 
         def work(session: Session) -> MessageView:
             conversation = owned_conversation(session, owner_id, conversation_id)
-            _message_in(session, owner_id, conversation_id, message_id)
-            below = (
-                select(Message.seq, Message.id)
-                .where(Message.id == message_id, Message.user_id == owner_id)
-                .cte("below", recursive=True)
-            )
-            child = aliased(Message)
-            below = below.union_all(
-                select(child.seq, child.id).where(
-                    child.parent_id == below.c.id,
-                    child.conversation_id == conversation_id,
-                    child.user_id == owner_id,
-                )
-            )
-            # The newest of a subtree has no children, for a child is newer than its parent.
-            leaf = session.scalars(select(below.c.id).order_by(below.c.seq.desc()).limit(1)).one()
-            conversation.active_leaf_id = leaf
-            return message_view(session, owner_id, leaf)
+            return message_view(session, owner_id, show_branch(session, conversation, message_id))
 
         return await self._database.write(work)
 
@@ -232,3 +215,26 @@ def _message_in(session: Session, owner_id: str, conversation_id: str, message_i
     if message.conversation_id != conversation_id:
         raise NotFound("message")
     return message
+
+
+def show_branch(session: Session, conversation: Conversation, message_id: str) -> str:
+    """Make the branch through a message active; the id of its leaf. Raises NotFound."""
+    owner_id, conversation_id = conversation.user_id, conversation.id
+    _message_in(session, owner_id, conversation_id, message_id)
+    below = (
+        select(Message.seq, Message.id)
+        .where(Message.id == message_id, Message.user_id == owner_id)
+        .cte("below", recursive=True)
+    )
+    child = aliased(Message)
+    below = below.union_all(
+        select(child.seq, child.id).where(
+            child.parent_id == below.c.id,
+            child.conversation_id == conversation_id,
+            child.user_id == owner_id,
+        )
+    )
+    # The newest of a subtree has no children, for a child is newer than its parent.
+    leaf: str = session.scalars(select(below.c.id).order_by(below.c.seq.desc()).limit(1)).one()
+    conversation.active_leaf_id = leaf
+    return leaf

@@ -53,6 +53,16 @@ def clean_name(field: str, name: str) -> str:
     return name
 
 
+def name_key(name: str) -> str:
+    """What two names that people take for one have in common.
+
+    That is the letters without their case (of all scripts) and without compatibility forms (fullwidth,
+    ligatures) or characters that are not seen.
+    """
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", clean_text(name)).casefold())
+    return " ".join("".join(each for each in folded if unicodedata.category(each) != "Cf").split())
+
+
 def title_from(content: str) -> str:
     """A title made of the first line of a message that has any text."""
     line = next((line for line in clean_text(content).splitlines() if line.strip()), "")

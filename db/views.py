@@ -79,6 +79,15 @@ class QuotaView:
 
 
 @dataclass(frozen=True, slots=True)
+class UserChangeView:
+    """What a change of a user made of what was before."""
+
+    before: UserView
+    quota_before: QuotaView
+    after: UserView
+
+
+@dataclass(frozen=True, slots=True)
 class PersonView:
     """An account as an administrator sees it. `last_seen_at` is the latest use of a sign-in or a key."""
 

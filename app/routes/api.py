@@ -79,12 +79,16 @@ async def change_conversation(
     if body.settings is not None:
         await store.get_conversation(user.id, conversation_id)  # a stranger learns nothing of the rest
         checked(body.settings)
-    await store.change_conversation(
-        user.id, conversation_id, body.title, body.system_prompt, body.settings, body.archived
+    changed = await store.change_conversation(
+        user.id,
+        conversation_id,
+        body.title,
+        body.system_prompt,
+        body.settings,
+        body.archived,
+        body.active_message_id,
     )
-    if body.active_message_id is not None:
-        await store.set_active_leaf(user.id, conversation_id, body.active_message_id)
-    return conversation_json(await store.get_conversation(user.id, conversation_id))
+    return conversation_json(changed)
 
 
 @router.delete("/conversations/{conversation_id}", status_code=204)

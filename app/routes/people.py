@@ -50,14 +50,12 @@ async def list_users(admin: Admin, session_id: SessionId, services: ServicesDep)
 async def change_user(
     user_id: str, body: UserChange, admin: Admin, session_id: SessionId, services: ServicesDep
 ) -> dict[str, Any]:
-    """Disable or enable a user, give or take an administrator's rights, set the quota. Answers all users."""
-    people = services.people
-    if body.quota is not None:
-        await people.set_quota(admin, user_id, QuotaView(**body.quota.model_dump()))
-    if body.is_admin is not None:
-        await people.set_admin(admin, user_id, body.is_admin)
-    if body.disabled is not None:
-        await (people.disable if body.disabled else people.enable)(admin, user_id)
+    """Disable or enable a user, give or take an administrator's rights, set the quota: all or nothing.
+
+    Answers all users.
+    """
+    quota = None if body.quota is None else QuotaView(**body.quota.model_dump())
+    await services.people.change(admin, user_id, quota=quota, is_admin=body.is_admin, disabled=body.disabled)
     return await list_users(admin, session_id, services)
 
 

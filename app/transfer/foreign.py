@@ -6,7 +6,7 @@ from typing import Any
 from app.generation import MAX_CONTENT
 from app.transfer.own import MAX_SYSTEM_PROMPT
 from app.transfer.reading import MAX_MESSAGES, Item, milliseconds
-from app.transfer.tree import BETWEEN, Node, NotATree, build, chain
+from app.transfer.tree import BETWEEN, Budget, Node, NotATree, build, chain
 from db.transfer import NewConversation
 from db.values import MAX_TITLE
 from db.views import Role
@@ -26,9 +26,10 @@ _NOT_SHOWN = frozenset({"tool", "function", "function_call", "observation"})
 
 
 class Reader:
-    """Reads conversations. `skipped` counts the messages that were left out."""
+    """Reads the conversations of a file. `skipped` counts the messages that were left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self.skipped = 0
 
     def sharegpt(self, item: Item, source: Mapping[str, Any]) -> NewConversation:
@@ -59,7 +60,9 @@ class Reader:
         for own, node in read.items():
             node.parent = nearest.above(mapping[own].get("parent"))
         try:
-            turns, active = build(list(read.values()), nearest.above(source.get("current_node")))
+            turns, active = build(
+                list(read.values()), self._budget, nearest.above(source.get("current_node"))
+            )
         except NotATree as error:
             raise item.refuse(str(error)) from error
         return NewConversation(
@@ -99,7 +102,7 @@ class Reader:
             else:
                 raise item.refuse(f"“{role_name}” must be one of {', '.join(_SPEAKERS)}, system", number)
         try:
-            messages, _ = build(chain(said))
+            messages, _ = build(chain(said), self._budget)
         except NotATree as error:
             raise item.refuse(str(error)) from error
         prompt = item.text(BETWEEN.join(filter(None, prompts)), "system prompt", MAX_SYSTEM_PROMPT)

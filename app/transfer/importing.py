@@ -8,6 +8,7 @@ from typing import Any
 from app.transfer import own
 from app.transfer.foreign import Reader
 from app.transfer.reading import MAX_CONVERSATIONS, BadImport, Item
+from app.transfer.tree import Budget
 from db.maintenance import EXPORT_FORMAT
 from db.transfer import NewConversation
 
@@ -27,23 +28,24 @@ class Understood:
 
 def understand(data: bytes) -> Understood:
     """The conversations of a file: JSON, or one JSON object on each line. Raises BadImport."""
-    reader = Reader()
+    budget = Budget(len(data))
+    reader = Reader(budget)
     found: list[NewConversation] = []
     for number, source, is_own in _sources(_parse(data)):
         if number > MAX_CONVERSATIONS:
             raise BadImport(f"The file holds more than {MAX_CONVERSATIONS} conversations.")
-        found.append(_read(reader, number, source, is_own))
+        found.append(_read(reader, budget, number, source, is_own))
     if not found:
         raise BadImport("The file holds no conversations.")
     return Understood(tuple(found), reader.skipped)
 
 
-def _read(reader: Reader, number: int, source: Any, is_own: bool) -> NewConversation:
+def _read(reader: Reader, budget: Budget, number: int, source: Any, is_own: bool) -> NewConversation:
     if not isinstance(source, dict):
         raise Item(number).refuse("must be a JSON object")
     item = Item(number, source.get("title"))
     if is_own:
-        return own.read(item, source)
+        return own.read(item, source, budget)
     for name, read in (
         ("mapping", reader.chatgpt),
         ("conversations", reader.sharegpt),

@@ -7,7 +7,7 @@ from app.errors import BadRequest
 from app.generation import MAX_CONTENT
 from app.sampling import checked
 from app.transfer.reading import Item, milliseconds
-from app.transfer.tree import Node, NotATree, build
+from app.transfer.tree import Budget, Node, NotATree, build
 from db.transfer import NewConversation
 from db.values import MAX_TITLE
 from db.views import FINAL_STATUSES
@@ -15,7 +15,7 @@ from db.views import FINAL_STATUSES
 MAX_SYSTEM_PROMPT = 100_000
 
 
-def read(item: Item, source: Mapping[str, Any]) -> NewConversation:
+def read(item: Item, source: Mapping[str, Any], budget: Budget) -> NewConversation:
     """A conversation of our own. Raises BadImport."""
     messages = item.list_of_objects(source.get("messages"), "messages")
     places: dict[str, int] = {}
@@ -48,7 +48,7 @@ def read(item: Item, source: Mapping[str, Any]) -> NewConversation:
         raise item.refuse("“settings” must be a JSON object")
     try:
         checked(settings)
-        turns, active = build(nodes, places.get(leaf) if isinstance(leaf, str) else None)
+        turns, active = build(nodes, budget, places.get(leaf) if isinstance(leaf, str) else None)
     except (BadRequest, NotATree) as error:
         raise item.refuse(str(error).rstrip(".")) from error
     return NewConversation(

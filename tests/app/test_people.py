@@ -151,7 +151,19 @@ async def test_the_last_administrator_cannot_go(product: Product) -> None:
     for change in ({"disabled": True}, {"is_admin": False}):
         answer = await product.http.patch(path, json=change)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+        # Nor does anything else of a refused change stay.
+        assert (await product.http.patch(path, json=change | {"quota": {"running": 3}})).status_code == 409
+    assert await product.services.store.list_quotas() == {}
+    both = {"disabled": False, "is_admin": False}
+    assert (await product.http.patch(path, json=both)).status_code == 409
+    unchanged = await product.services.store.user_by_id(product.owner)
+    assert unchanged is not None
+    assert unchanged.is_admin
+    assert not [entry for entry in await product.services.store.list_audit(10) if "user" in entry.action]
     other = await invited(product, "bob", is_admin=True)
+    user = (await other.get("/api/account")).json()["id"]
+    wrong = {"quota": {"running": 0}, "is_admin": False, "disabled": True}
+    assert (await product.http.patch(f"/api/admin/users/{user}", json=wrong)).status_code == 400
     assert (await other.patch(path, json={"is_admin": False})).status_code == 200
     assert (await product.http.get("/api/admin/users")).status_code == 403
     assert (await other.patch("/api/admin/users/nobody", json={"disabled": True})).status_code == 404

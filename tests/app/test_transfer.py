@@ -9,10 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import func, select, update
 
+from app.settings import Settings
 from app.transfer.importing import understand
 from app.transfer.reading import MAX_FILE
-from tests.app.conftest import Product
+from db.models import Conversation
+from db.repository import execute
+from tests.app.conftest import Product, running_product
 
 EVIL = '../../<script>alert(1)</script>"\r\nX-Evil: 1'
 
@@ -162,6 +166,28 @@ async def test_a_change_is_made_whole_or_not_at_all(product: Product) -> None:
         change = {"title": "After", "system_prompt": "New", "settings": {"seed": 1}, "archived": True} | wrong
         assert (await product.http.patch(address, json=change)).status_code == 400
         assert (await product.http.get(address)).json() == before
+    stranger = await product.conversation()
+    other = (await product.reply(stranger, "/say Hm")).id
+    for nowhere in ("nope", other):
+        change = {"title": "After", "archived": True, "active_message_id": nowhere}
+        assert (await product.http.patch(address, json=change)).status_code == 404
+        assert (await product.http.get(address)).json() == before
+
+
+async def test_a_change_shows_another_branch(product: Product) -> None:
+    conversation = await sample(product)
+    address = f"/api/conversations/{conversation}"
+    first = (await product.http.get(f"{address}/messages")).json()["messages"][1]["id"]
+    await product.services.generation.regenerate(product.owner, conversation, first)
+    newest = (await product.http.get(address)).json()["active_leaf_id"]
+    await product.finish(newest)
+    change = {"title": "After", "active_message_id": first}
+    changed = (await product.http.patch(address, json=change)).json()
+    assert changed == (await product.http.get(address)).json()
+    assert changed["title"] == "After"
+    assert changed["active_leaf_id"] != newest
+    path = (await product.http.get(f"{address}/messages")).json()["messages"]
+    assert first in [message["id"] for message in path]
 
 
 @pytest.mark.parametrize("failed_first", [False, True])
@@ -185,3 +211,13 @@ async def test_a_new_system_prompt_reaches_the_model(
 
 def prompt(fake_engine: Any) -> str:
     return str(fake_engine.tokenizer.decode(fake_engine.requests[-1]["prompt"], skip_special_tokens=False))
+
+
+async def test_the_next_start_removes_what_a_killed_import_left(settings: Settings) -> None:
+    staged = update(Conversation).values(deleted_at=-1)
+    async with running_product(settings, engine=False) as product:
+        await product.conversation(title="half")
+        await product.services.database.write(lambda session: execute(session, staged))
+    async with running_product(settings, engine=False) as product:
+        left = select(func.count()).select_from(Conversation)
+        assert await product.services.database.read(lambda session: session.scalar(left)) == 0

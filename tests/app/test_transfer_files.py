@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from app.transfer import reading, tree
 from app.transfer.importing import understand
 from app.transfer.names import disposition, file_name
 from app.transfer.reading import BadImport
-from app.transfer.tree import Node, NotATree, build, chain
+from app.transfer.tree import Budget, Node, build, chain
 from db.transfer import NewConversation, _check
 
 
@@ -177,7 +178,7 @@ def test_runs_of_one_role_become_one_message() -> None:
     nodes = chain(
         [("assistant", "Welcome"), ("user", "a"), ("user", "b"), ("assistant", "c"), ("assistant", "d")]
     )
-    made, _ = build(nodes)
+    made, _ = build(nodes, Budget(0))
     assert [(turn.role[0], turn.content) for turn in made] == [
         ("u", ""), ("a", "Welcome"), ("u", "a\n\nb"), ("a", "c\n\nd"),
     ]  # fmt: skip
@@ -185,7 +186,7 @@ def test_runs_of_one_role_become_one_message() -> None:
 
 def test_a_run_that_branches_keeps_both_branches() -> None:
     nodes = [Node("user", "a", None), Node("user", "b", 0), Node("assistant", "r", 0), Node("user", "c", 1)]
-    made, active = build(nodes, active=1)
+    made, active = build(nodes, Budget(0), active=1)
     assert [(turn.content, turn.parent) for turn in made] == [
         ("a", None),
         ("a\n\nb\n\nc", None),
@@ -196,13 +197,48 @@ def test_a_run_that_branches_keeps_both_branches() -> None:
     assert made[active].content == "a\n\nb\n\nc"
 
 
-def test_a_file_cannot_blow_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "MAX_CHARACTERS", 1000)
-    nodes = [Node("user", "x" * 100, None)]
-    for place in range(20):  # each message repeats all that stands before it, for it has a reply
-        nodes += [Node("assistant", "y", 2 * place), Node("user", "x" * 100, 2 * place)]
-    with pytest.raises(NotATree, match="longer than"):
-        build(nodes)
+def own_tree(title: str, *messages: tuple[str, str | None, str, str]) -> dict[str, Any]:
+    names = ("id", "parent_id", "role", "content")
+    return {"title": title, "messages": [dict(zip(names, each, strict=True)) for each in messages]}
+
+
+def test_a_file_cannot_blow_up() -> None:
+    """A long message that 150 others of its side follow would be stored 150 times."""
+    fans = [
+        own_tree(
+            f"fan {number}",
+            ("r", None, "user", "x" * 10_000),
+            *((f"{place}", "r", "user", "y") for place in range(count)),
+        )
+        for number, count in enumerate((30, 30, 150), start=1)
+    ]
+    file = {"format": "tangram-chat/1", "conversations": fans}
+    with pytest.raises(BadImport, match=r"^Conversation 3 “fan 3”: messages .* grow to more"):
+        read(file)  # the bound is that of the whole file
+    assert len(read(file | {"conversations": fans[:2]})) == 2
+
+
+def test_a_file_cannot_hold_any_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "MAX_MESSAGES_IN_ALL", 5)
+    assert len(read([{"conversations": HELLO}] * 2)) == 2
+    with pytest.raises(BadImport, match="Conversation 3: with it the file has more than 5 messages"):
+        read([{"conversations": HELLO}] * 3)
+
+
+def test_a_run_is_no_longer_than_a_message() -> None:
+    turns = [{"from": "human", "value": "x" * 250_000}] * 2
+    with pytest.raises(BadImport, match="one would be longer than 400000 characters"):
+        read([{"conversations": turns}])
+
+
+def test_a_long_run_is_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined at each step, these 20 MB would be copied ten thousand times: minutes instead of a moment."""
+    monkeypatch.setattr(tree, "MAX_CONTENT", 30_000_000)
+    nodes = chain([("user", "x" * 1000)] * 20_000)
+    started = time.process_time()
+    made, _ = build(nodes, Budget(20_000_000))
+    assert len(made[0].content) == 20_000 * 1002 - 2
+    assert time.process_time() - started < 5
 
 
 @st.composite
@@ -218,7 +254,7 @@ def forests(draw: st.DrawFn) -> list[Node]:
 @given(forests())
 def test_what_is_built_is_always_a_conversation_and_loses_nothing(nodes: list[Node]) -> None:
     for active in (None, *range(len(nodes))):
-        messages, leaf = build(nodes, active)
+        messages, leaf = build(nodes, Budget(0), active)
         _check(NewConversation("t", messages, active=leaf))
         assert (leaf is None) == (active is None)
     said = {word for turn in messages for word in turn.content.split()}

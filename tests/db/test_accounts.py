@@ -27,6 +27,43 @@ async def test_users_are_found_by_name_and_id(store: Store) -> None:
     assert await store.user_by_id("nobody") is None
 
 
+ALIKE = [
+    ("JÜRGEN", "jürgen"),
+    ("Jürgen", "Ju\u0308rgen"),
+    ("adm", "\uff41dm"),
+    ("office", "o\ufb03ce"),
+    ("Strasse", "straße"),
+    ("ΝΊΚΟΣ", "νίκος"),
+    ("adm", "a\u200bdm"),
+    ("a b", "A\u00a0B"),
+]
+
+
+@pytest.mark.parametrize(("taken", "name"), ALIKE)
+async def test_names_that_look_the_same_are_one(store: Store, taken: str, name: str) -> None:
+    user = await store.create_user(taken, "hash")
+    other = await store.create_user("someone else", "hash")
+    with pytest.raises(Conflict, match="that name is taken"):
+        await store.create_user(name, "hash")
+    await store.create_invitation("token", soon(), is_admin=False, note="", created_by=None)
+    with pytest.raises(Conflict, match="that name is taken"):
+        await store.accept_invitation("token", name, "hash")
+    assert await store.count_users() == 2
+    assert await store.user_by_name(name) == user
+    assert await store.user_by_name("SOMEONE ELSE") == other
+
+
+async def test_accounts_of_an_older_version_that_look_the_same_stay_apart(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as old:
+        old.setattr("db.repository.name_key", str)
+        large, small = [await store.create_user(name, "hash") for name in ("JÜRGEN", "jürgen")]
+    assert await store.user_by_name("JÜRGEN") == large
+    assert await store.user_by_name("jürgen") == small
+    assert await store.user_by_name("\uff2aürgen") is None  # which of them?
+
+
 async def test_cache_salts_are_secret_and_differ(store: Store) -> None:
     users = [await store.create_user(name, "a hash") for name in ("Ada", "Bob")]
     salts = [user.cache_salt for user in users]

@@ -67,6 +67,7 @@ async def test_deleted_conversations_are_gone_until_restored(store: Store, owner
         "turn": lambda: store.add_turn(owner.id, made.id, reply.id, "more", [], None),
         "reply": lambda: store.add_reply(owner.id, made.id, user.id, None),
         "tokens": lambda: store.set_user_tokens(owner.id, user.id, []),
+        "branch": lambda: store.change_conversation(owner.id, made.id, active_message_id=user.id),
         "leaf": lambda: store.set_active_leaf(owner.id, made.id, user.id),
     }
     for call in calls.values():
