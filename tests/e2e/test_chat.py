@@ -28,10 +28,10 @@ def test_first_start(browser: Browser, served: Product) -> None:
 
 
 def test_two_turns_reload_and_the_history_is_there(chat: ChatPage) -> None:
-    first = chat.say("In one sentence: what is a lighthouse for?", 120)
+    first = chat.say("In one sentence: what is a lighthouse for?", 300)
     assert first.strip()
     expect(chat.footers.last).to_contain_text(NUMBERS)
-    second = chat.say("And who lives in it?", 120)
+    second = chat.say("And who lives in it?", 300)
     assert second.strip()
     # The second turn found the first one resident: only its new tokens were read.
     expect(chat.footers.last).to_contain_text(re.compile(r"[1-9][\d,]* cached"))
@@ -51,7 +51,7 @@ def test_stop_frees_the_engine_within_a_second(chat: ChatPage, served: Product, 
     chat.settled(10)
     expect(chat.footers.last).to_contain_text("Stopped")
     assert chat.replies.last.inner_text().strip()
-    assert chat.say("Thank you, that is enough.", 120)
+    assert chat.say("Thank you, that is enough.", 300)
 
 
 def test_a_reply_goes_on_after_a_reload(chat: ChatPage, served: Product, story: str) -> None:
@@ -68,13 +68,13 @@ def test_a_reply_goes_on_after_a_reload(chat: ChatPage, served: Product, story: 
 
 
 def test_regenerate_edit_rename_delete(chat: ChatPage) -> None:
-    chat.say("Name one colour.", 120)
+    chat.say("Name one colour.", 300)
     chat.page.get_by_label("Regenerate").last.click()
     expect(chat.footers.last).to_contain_text("2/2")
-    chat.settled(120)
+    chat.settled(300)
     chat.edit(0, "Name one animal.")
     expect(chat.messages).to_have_text(["Name one animal."])
-    chat.settled(120)
+    chat.settled(300)
     expect(chat.page.locator(".tc-foot-user")).to_contain_text("2/2")
     chat.rename("Name one colour.", "<b>Colours</b> & animals")
     expect(chat.page.locator(".tc-top h1")).to_have_text("<b>Colours</b> & animals")
@@ -85,7 +85,7 @@ def test_regenerate_edit_rename_delete(chat: ChatPage) -> None:
 
 def test_html_in_a_message_stays_text(chat: ChatPage) -> None:
     evil = "<img src=x onerror=alert(1)><script>alert(2)</script> ![p](http://evil.invalid/p.png)"
-    chat.say(f"Repeat exactly this text and nothing else: {evil}", 120)
+    chat.say(f"Repeat exactly this text and nothing else: {evil}", 300)
     expect(chat.messages.last).to_contain_text("<script>alert(2)</script>")
     assert chat.page.locator("#tc-chat .md :is(img, script, iframe)").count() == 0
     assert chat.dialogs == []
@@ -94,13 +94,13 @@ def test_html_in_a_message_stays_text(chat: ChatPage) -> None:
 
 def test_phone_and_desktop_show_the_same(browser: Browser, served: Product, chat: ChatPage) -> None:
     assert chat.page.viewport_size == {"width": DESKTOP[0], "height": DESKTOP[1]}
-    chat.say("Say good morning.", 120)
+    chat.say("Say good morning.", 300)
     phone = ChatPage(browser, chat.address(), PHONE, touch=True, state=chat.context.storage_state())
     phone.page.goto(phone.url)
     phone.usable_on_phone()
     expect(phone.replies).to_have_text(chat.replies.all_inner_texts(), use_inner_text=True)
     assert phone.page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
-    phone.say("And good night.", 120)
+    phone.say("And good night.", 300)
     phone.close()
     chat.page.reload()
     chat.usable()

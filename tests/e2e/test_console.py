@@ -77,7 +77,7 @@ def test_less_memory_for_each_conversation(browser: Browser, served: Product, ch
         admin.tab("Engine")
         expect(admin.page.locator("#config")).to_contain_text("30%")
         assert fetch(f"{served.url}/health/ready")[0] == 200
-        assert chat.say("In one sentence: what is the sea?", 120).strip()
+        assert chat.say("In one sentence: what is the sea?", 300).strip()
         assert not admin.problems
 
 
