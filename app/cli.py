@@ -240,7 +240,7 @@ def _quota(settings: Settings, options: argparse.Namespace) -> int:
 
 def _show_link(settings: Settings, issued: Any) -> int:
     host = "localhost" if settings.host in ("0.0.0.0", "") else settings.host  # noqa: S104 (read, not bound)
-    print(f"http://{host}:{settings.port}{issued['path']}")
+    print(f"http://{host}:{issued['port']}{issued['path']}")
     print(
         f"works once, until {_day(issued['expires_at'])}; put your proxy's address in front if you have one"
     )
@@ -273,7 +273,7 @@ def _operator(settings: Settings, database: Database) -> Operator:
     audit = AuditLog(store, days=settings.audit_days)
     idle = FairQueue(running=1, waiting=0, limits=Limits(1, 0, 1))
     people = People(store, Passwords(), audit, idle, link_hours=settings.link_hours)
-    return Operator(database, store, people)
+    return Operator(database, store, people, settings.port)
 
 
 def _existing(settings: Settings) -> Path:

@@ -22,9 +22,13 @@ Command = Callable[..., Awaitable[Any]]
 
 
 class Operator:
-    """Runs commands by name. Results are JSON values."""
+    """Runs commands by name. Results are JSON values.
 
-    def __init__(self, database: Database, store: Store, people: People) -> None:
+    port: where the app listens that carries them out.
+    """
+
+    def __init__(self, database: Database, store: Store, people: People, port: int) -> None:
+        self._port = port
         self._database = database
         self._store = store
         self._people = people
@@ -42,7 +46,7 @@ class Operator:
     @classmethod
     def of(cls, services: Services) -> Operator:
         """The operator of a running app."""
-        return cls(services.database, services.store, services.people)
+        return cls(services.database, services.store, services.people, services.settings.port)
 
     async def run(self, command: str, arguments: Mapping[str, Any]) -> Any:
         """Carry out one command. Raises AppError, DbError; BadRequest for what is no command."""
@@ -62,7 +66,7 @@ class Operator:
         return [asdict(person) for person in await self._people.list_users()]
 
     async def _invite(self, admin: bool, note: str, hours: int | None) -> dict[str, Any]:
-        return _issued(await self._people.invite(None, is_admin=admin, note=note, hours=hours))
+        return self._issued(await self._people.invite(None, is_admin=admin, note=note, hours=hours))
 
     async def _disable(self, name: str) -> str:
         return (await self._people.disable(None, await self._id(name))).name
@@ -71,7 +75,7 @@ class Operator:
         return (await self._people.enable(None, await self._id(name))).name
 
     async def _reset(self, name: str, hours: int | None) -> dict[str, Any]:
-        return _issued(await self._people.reset_password(None, await self._id(name), hours=hours))
+        return self._issued(await self._people.reset_password(None, await self._id(name), hours=hours))
 
     async def _admin(self, name: str, revoke: bool) -> str:
         return (await self._people.set_admin(None, await self._id(name), not revoke)).name
@@ -81,6 +85,9 @@ class Operator:
     ) -> dict[str, Any]:
         quota = QuotaView(running, waiting, per_minute)
         return asdict(await self._people.set_quota(None, await self._id(name), quota))
+
+    def _issued(self, issued: IssuedLink) -> dict[str, Any]:
+        return {"path": issued.path, "port": self._port, "expires_at": issued.link.expires_at}
 
     async def _id(self, name: str) -> str:
         user = await self._store.user_by_name(name)
@@ -92,7 +99,3 @@ class Operator:
 def sentence(error: AppError | DbError) -> str:
     """What a command prints of an error."""
     return error.message if isinstance(error, AppError) else f"{error}"
-
-
-def _issued(issued: IssuedLink) -> dict[str, Any]:
-    return {"path": issued.path, "expires_at": issued.link.expires_at}

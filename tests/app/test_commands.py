@@ -46,7 +46,9 @@ async def on(run: Run, *arguments: object) -> tuple[int, str]:
 
 async def test_users_while_the_app_runs(product: Product, run: Run) -> None:
     code, said = await on(run, "user", "invite", "--note", "for Bob", "--hours", 2)
-    path = re.match(r"http://127\.0\.0\.1:8123(/invite\?token=\S+)\n", said)
+    port = product.services.settings.port  # not that of the command's own environment
+    assert port != 8123
+    path = re.match(rf"http://127\.0\.0\.1:{port}(/invite\?token=\S+)\n", said)
     assert (code, path is not None) == (0, True), said
     (link,) = await product.services.people.list_links()
     assert (link.note, link.is_admin, link.created_by) == ("for Bob", False, None)
