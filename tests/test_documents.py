@@ -224,3 +224,24 @@ def test_documents_link_and_point_to_files_that_exist() -> None:
         for code in code_in(document):
             for named in re.findall(r"(?<![\w./~$-])((?:scripts|docker|benchmarks|docs)/[\w./-]+\w)", code):
                 assert (ROOT / named).exists(), f"{document.name}: {named}"
+
+
+def anchors(document: Path) -> list[str]:
+    """The anchors of a document's headings, as GitHub makes them, in order."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)", text, flags=re.M)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_links_to_a_section_find_it() -> None:
+    for document in documents():
+        text = document.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", text):
+            aimed = document.parent / target if target else document
+            assert anchor in anchors(aimed), f"{document.name}: {target}#{anchor}"
+
+
+def test_the_contents_of_operations_are_its_sections_in_order() -> None:
+    document = ROOT / "docs" / "operations.md"
+    contents = document.read_text(encoding="utf-8").split("\n## ")[0]
+    assert re.findall(r"^- \[.*\]\(#(.*)\)$", contents, flags=re.M) == anchors(document)[1:]
