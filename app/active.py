@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from app.errors import AccessEnded, RequestStopped
+
 MOST_KNOWN = 20_000
 _NAME = re.compile(r"cmpl-([0-9a-f]{24})\b")
 
@@ -28,12 +30,15 @@ class Origin:
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """One that has not ended. tokens: how many it has written. stop: end it soon, keeping its text."""
+    """One that has not ended.
+
+    tokens: how many it has written. stop: end it soon, keeping its text, and tell its client why.
+    """
 
     name: str
     origin: Origin
     tokens: Callable[[], int]
-    stop: Callable[[], None]
+    stop: Callable[[RequestStopped], None]
     began: float = field(default_factory=time.monotonic)
     at_engine: bool = False
 
@@ -56,7 +61,7 @@ class ActiveRequests:
 
     @contextlib.contextmanager
     def begin(
-        self, origin: Origin, *, tokens: Callable[[], int], stop: Callable[[], None]
+        self, origin: Origin, *, tokens: Callable[[], int], stop: Callable[[RequestStopped], None]
     ) -> Iterator[ActiveRequest]:
         """Name a request, and know it until it ends."""
         request = ActiveRequest(secrets.token_hex(12), origin, tokens, stop)
@@ -79,14 +84,14 @@ class ActiveRequests:
         return self._known.get(found[1]) if found else None
 
     def stop_owner(self, owner: str) -> None:
-        """End all requests of a user soon."""
+        """End all requests of a user soon, who was shut out."""
         for request in self.running():
             if request.origin.owner == owner:
-                request.stop()
+                request.stop(AccessEnded())
 
     def stop(self, name: str) -> ActiveRequest | None:
-        """End a request soon. None: it had ended already."""
+        """End a request soon, as an administrator wants it. None: it had ended already."""
         request = self._running.get(name)
         if request is not None:
-            request.stop()
+            request.stop(RequestStopped())
         return request

@@ -121,15 +121,22 @@ def meter(
     starts = shown_starts(path)
     start = _earlier_start(branch, starts)
     tokens = (len(templating.prompt(path, branch.system_prompt, start)) if path else 0) + unsaved
-    kept = round(geometry.kept_fraction(tokens), 4) if geometry is not None else None
     window = _window([], path, start, cut=False)
+    return measured(tokens, limit, geometry, window.left_out, window.starts_at)
+
+
+def measured(
+    tokens: int, limit: int, geometry: Geometry | None, left_out: int = 0, starts_at: str | None = None
+) -> ContextMeter:
+    """The meter of so many tokens. Arguments as the fields of `ContextMeter`."""
+    kept = round(geometry.kept_fraction(tokens), 4) if geometry is not None else None
     return ContextMeter(
         tokens=tokens,
         limit=limit,
         kept_fraction=kept,
         kept_tokens=round(tokens * kept) if kept is not None else None,
-        left_out=window.left_out,
-        starts_at=window.starts_at,
+        left_out=left_out,
+        starts_at=starts_at,
     )
 
 

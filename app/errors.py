@@ -107,6 +107,26 @@ class AlreadyRunning(AppError):
     code = "conflict"
 
 
+class RequestStopped(AppError):
+    """Somebody who may has ended a request that was being answered."""
+
+    status = 409
+    code = "request_stopped"
+
+    def __init__(self, message: str = "An administrator stopped this request.") -> None:
+        super().__init__(message)
+
+
+class AccessEnded(RequestStopped):
+    """The user was shut out while a request of theirs was being answered."""
+
+    status = 403
+    code = "access_ended"
+
+    def __init__(self) -> None:
+        super().__init__("Access was ended: this account has been disabled.")
+
+
 class TooManyAttempts(AppError):
     """Too many failed sign-ins; try again in `retry_after` seconds."""
 

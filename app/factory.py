@@ -83,7 +83,6 @@ def build_services(
         supervisor,
         counters,
         queue,
-        max_reply_tokens=settings.max_reply_tokens,
         resume_replies=settings.resume_replies,
         active=active,
         tokenising=tokenising,

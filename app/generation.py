@@ -7,14 +7,13 @@ a restart of the engine and the end of the app abort a reply, and each leaves it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from app.active import ActiveRequests
-from app.context import STARTS_AT, Branch, ContextMeter, can_continue, meter
-from app.errors import BadRequest, ConversationBusy, EngineNotReady
+from app.context import LEFT_OUT, STARTS_AT, Branch, ContextMeter, can_continue, measured, meter
+from app.errors import BadRequest, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
 from app.fairness import FairQueue, Ticket
 from app.job import Job, replay
@@ -22,7 +21,7 @@ from app.metrics import Metrics
 from app.prompting import Prompting, draft, with_ids
 from app.reply_runner import ReplyRunner
 from app.resuming import Resumption
-from app.sampling import DEFAULT_MAX_TOKENS
+from app.running_replies import RunningReplies
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
 from app.tokenising import Tokenising
@@ -41,7 +40,6 @@ class GenerationService:
     Args:
         flush_seconds: how often a running reply is saved.
         drain_seconds: what a reply gets to finish before a wanted restart of the engine interrupts it.
-        max_reply_tokens: a reply's greatest length where nobody names one.
         resume_replies: whether replies that a restart interrupted go on by themselves.
         active: knows what runs.
         tokenising: where text becomes token ids.
@@ -56,27 +54,29 @@ class GenerationService:
         *,
         flush_seconds: float = 1.0,
         drain_seconds: float = 10.0,
-        max_reply_tokens: int = DEFAULT_MAX_TOKENS,
         resume_replies: bool = True,
         active: ActiveRequests | None = None,
         tokenising: Tokenising | None = None,
     ) -> None:
         self._tokenising = tokenising or Tokenising()
+        self._jobs = RunningReplies()
         self._store = store
         self._supervisor = supervisor
         self._queue = queue
         self._active = active if active is not None else ActiveRequests()
         self._runner = ReplyRunner(
-            store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget, active=self._active
+            store,
+            supervisor,
+            metrics,
+            flush_seconds=flush_seconds,
+            forget=self._jobs.forget,
+            active=self._active,
         )
         self._resumption = Resumption(store, supervisor, self._runner, self._prepare, self._take_in)
-        self._prompting = Prompting(store, supervisor, max_reply_tokens, self._tokenising)
+        self._prompting = Prompting(store, supervisor, self._tokenising)
         self._resume_replies = resume_replies
         queue.on_move = self.notify_waiting
         self._drain_seconds = drain_seconds
-        self._jobs: dict[str, Job] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._busy: dict[tuple[str, str], asyncio.Event] = {}
         self._closing = False
         supervisor.drain = self.drain
 
@@ -208,7 +208,7 @@ class GenerationService:
     async def _take_in(self, job: Job, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async with self._claim(job.owner, job.conversation_id):
             await self._store.reopen_reply(job.owner, job.reply_id, job.stats)
-            self._start(job, work())
+            self._jobs.start(job, work())
 
     async def _turn(
         self,
@@ -260,40 +260,37 @@ class GenerationService:
 
     @contextlib.asynccontextmanager
     async def _claim(self, owner: str, conversation_id: str) -> AsyncIterator[None]:
-        """One reply at a time in a conversation, from the first look until the reply's end is stored.
-
-        By owner too: a stranger who names the conversation neither learns of it nor blocks it.
-        """
-        claim = (owner, conversation_id)
-        if claim in self._busy or self.running(owner, conversation_id):
-            raise ConversationBusy
-        released = self._busy[claim] = asyncio.Event()
-        try:
-            for job in self._of(owner, conversation_id):
+        """One reply at a time in a conversation, from the first look until the reply's end is stored."""
+        with self._jobs.claim(owner, conversation_id) as unsaved:
+            for job in unsaved:
                 await self._runner.ensure_saved(job)
             yield
-        finally:
-            del self._busy[claim]
-            released.set()
 
     # ---- watching and stopping ---------------------------------------------------------------
 
     async def subscribe(self, owner: str, reply_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         """Events of a reply from character `after` on; ends after `done`. Closing it only detaches.
 
-        Works for finished replies too (snapshot, done). Raises NotFound (db) at the first step.
+        Works for finished replies too (snapshot, done). Raises NotFound (db), and Busy where too many follow
+        it already, at the first step.
         """
-        job = self._job(owner, reply_id)
-        events = job.watch(after) if job else replay(await self._reply(owner, reply_id), after)
-        async for event in events:
-            yield event
+        job = self._jobs.find(owner, reply_id)
+        events = self._jobs.follow(job, after) if job else replay(await self._reply(owner, reply_id), after)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+    def check_follow(self, owner: str, reply_id: str) -> None:
+        """Raise Busy when `subscribe` would; for those who must know before they begin an answer."""
+        if self._jobs.find(owner, reply_id) is not None:
+            self._jobs.check_follow(reply_id)
 
     async def stop(self, owner: str, reply_id: str) -> None:
         """Abort the reply in the engine and settle it as stopped, its text kept. No-op when it is finished.
 
         Returns when it is settled. Raises NotFound (db), and ReplyUnsaved when the database does not take it.
         """
-        job = self._job(owner, reply_id)
+        job = self._jobs.find(owner, reply_id)
         if job is None:
             await self._reply(owner, reply_id)
             return
@@ -303,7 +300,7 @@ class GenerationService:
 
     async def stop_owner(self, owner: str) -> None:
         """Stop whatever is being written for a user, stored or not; for one who was shut out."""
-        jobs = [job for job in self._jobs.values() if job.owner == owner]
+        jobs = [job for job in self._jobs.all() if job.owner == owner]
         for job in jobs:
             job.ask_to_end("stopped")
         self._active.stop_owner(owner)
@@ -317,20 +314,33 @@ class GenerationService:
 
     def position(self, owner: str, reply_id: str) -> int | None:
         """Place of a reply in the queue: 1 is next; None when it is being written, finished or unknown."""
-        job = self._job(owner, reply_id)
+        job = self._jobs.find(owner, reply_id)
         return job.position if job is not None else None
 
     def notify_waiting(self) -> None:
         """Tell those who watch replies without a token yet that positions in the queue have changed."""
-        for job in self._jobs.values():
+        for job in self._jobs.all():
             if job.first_token is None:
                 job.notify()
+
+    def growing_context(self, owner: str, reply_id: str) -> ContextMeter | None:
+        """How full the context is of a reply that is being written; None when it is not.
+
+        It is what `context` tells, from what is known here: nothing is read or tokenised.
+        """
+        job = self._jobs.find(owner, reply_id)
+        if job is None:
+            return None
+        tokens = job.prompt_tokens + len(job.token_ids)
+        left_out, starts_at = job.facts.get(LEFT_OUT, 0), job.facts.get(STARTS_AT)
+        limit = self._supervisor.status.max_model_len
+        return measured(tokens, limit, self._supervisor.geometry, left_out, starts_at)
 
     async def context(self, owner: str, conversation_id: str, leaf_id: str | None = None) -> ContextMeter:
         """How full a branch's context is (default: the active one). Raises NotFound (db), EngineNotReady."""
         conversation = await self._store.get_conversation(owner, conversation_id)
         path = await self._store.path(owner, conversation_id, leaf_id)
-        job = self._job(owner, path[-1].id) if path else None
+        job = self._jobs.find(owner, path[-1].id) if path else None
         unsaved = max(0, len(job.token_ids) - len(path[-1].token_ids)) if job is not None else 0
         status, geometry = self._supervisor.status, self._supervisor.geometry
         branch = Branch(path, conversation.system_prompt)
@@ -340,20 +350,19 @@ class GenerationService:
 
     def running(self, owner: str, conversation_id: str) -> str | None:
         """Id of the reply being written in this conversation, if any."""
-        return next((job.reply_id for job in self._of(owner, conversation_id) if not job.unsaved), None)
+        return self._jobs.written(owner, conversation_id)
 
     @property
     def active(self) -> int:
         """Replies that are being written."""
-        return sum(not job.unsaved for job in self._jobs.values())
+        return self._jobs.active
 
     async def drain(self) -> None:
         """Wait for the running replies, then interrupt those that take too long; they go on afterwards."""
-        await self._begun()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=self._drain_seconds)
-        late = [(job.owner, job.reply_id) for job in self._jobs.values()]
-        await self._interrupt_all()
+        await self._jobs.claims_released()
+        await self._jobs.ended(self._drain_seconds)
+        late = [(job.owner, job.reply_id) for job in self._jobs.all()]
+        await self._jobs.interrupt_all()
         for owner, reply_id in late if self._resume_replies else ():
             with contextlib.suppress(DbError):
                 reply = await self._store.get_message(owner, reply_id)
@@ -363,31 +372,9 @@ class GenerationService:
     async def close(self) -> None:
         """Settle all running replies as interrupted, with their text, and accept no more."""
         self._closing = True
-        await self._begun()
-        await self._interrupt_all()
+        await self._jobs.claims_released()
+        await self._jobs.interrupt_all()
         await self._runner.close()
-
-    async def _begun(self) -> None:
-        """Return when each turn that was being stored either has its job or was refused."""
-        for released in tuple(self._busy.values()):
-            await released.wait()
-
-    async def _interrupt_all(self) -> None:
-        for job in tuple(self._jobs.values()):
-            job.ask_to_end("interrupted")
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
-
-    def _of(self, owner: str, conversation_id: str) -> list[Job]:
-        return [
-            job
-            for job in self._jobs.values()
-            if job.conversation_id == conversation_id and job.owner == owner
-        ]
-
-    def _job(self, owner: str, reply_id: str) -> Job | None:
-        job = self._jobs.get(reply_id)
-        return job if job is not None and job.owner == owner else None
 
     async def _reply(self, owner: str, reply_id: str) -> MessageView:
         message = await self._store.get_message(owner, reply_id)
@@ -400,14 +387,4 @@ class GenerationService:
     def _begin(
         self, job: Job, engine: EngineClient, request: CompletionRequest, templating: Templating
     ) -> None:
-        self._start(job, self._runner.run(job, engine, request, templating))
-
-    def _start(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
-        self._jobs[job.reply_id] = job
-        task = asyncio.create_task(work, name=f"reply {job.reply_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _forget(self, job: Job) -> None:
-        if self._jobs.get(job.reply_id) is job:
-            del self._jobs[job.reply_id]
+        self._jobs.start(job, self._runner.run(job, engine, request, templating))

@@ -16,11 +16,12 @@ from app.tokenizer import load_model_text
 
 @dataclass(frozen=True)
 class ServedModel:
-    """source: what the engine is told to load. name: what clients call it."""
+    """source: what the engine is told to load. name: what clients call it. bundled: nobody chose another."""
 
     source: str
     name: str
     templating: Templating
+    bundled: bool = False
 
 
 async def open_model(settings: Settings, progress: Callable[[str], None]) -> ServedModel:
@@ -45,4 +46,5 @@ def _open(settings: Settings, progress: Callable[[str], None]) -> ServedModel:
             raise ModelUnusable(str(error)) from error
         name = bundled_model.DEFAULT_NAME
     progress("reading the tokenizer")
-    return ServedModel(source, name, Templating(name, load_model_text(source)))
+    templating = Templating(name, load_model_text(source))
+    return ServedModel(source, name, templating, bundled=not settings.model)

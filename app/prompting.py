@@ -18,19 +18,12 @@ from tangram.client import CompletionRequest
 
 
 class Prompting:
-    """Makes requests for replies.
+    """Makes requests for replies."""
 
-    Args:
-        max_reply_tokens: a reply's greatest length where neither the request nor the conversation names one.
-    """
-
-    def __init__(
-        self, store: Store, supervisor: EngineSupervisor, max_reply_tokens: int, tokenising: Tokenising
-    ) -> None:
+    def __init__(self, store: Store, supervisor: EngineSupervisor, tokenising: Tokenising) -> None:
         self._tokenising = tokenising
         self._store = store
         self._supervisor = supervisor
-        self._max_reply_tokens = max_reply_tokens
 
     async def request(
         self,
@@ -46,12 +39,12 @@ class Prompting:
         spent: tokens that the reply already has of those that it may have.
         Raises ContextTooLong, BadRequest, NotFound (db).
         """
-        limit = self._supervisor.status.max_model_len
+        limit, most = self._supervisor.status.max_model_len, self._supervisor.max_reply_tokens
         user = await self._store.user_by_id(conversation.user_id)
         if user is None:
             raise NotFound("user")
-        chosen = resolve(sampling, conversation.settings, templating.text.defaults, self._max_reply_tokens)
-        wanted = max(1, (chosen.max_tokens or self._max_reply_tokens) - spent)
+        chosen = resolve(sampling, conversation.settings, templating.text.defaults, most)
+        wanted = max(1, (chosen.max_tokens or most) - spent)
         window = await self._tokenising.run(user.id, fit, templating, branch, limit, wanted)
         request = CompletionRequest(
             model=self._supervisor.status.model,

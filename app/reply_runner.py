@@ -93,7 +93,7 @@ class ReplyRunner:
         with self._active.begin(
             Origin(job.owner, job.conversation_id),
             tokens=lambda: len(job.token_ids),
-            stop=lambda: job.ask_to_end("stopped"),
+            stop=lambda why: job.ask_to_end("stopped"),
         ) as active:
             if job.ticket is not None:
                 await job.ticket.turn()

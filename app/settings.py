@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.redaction import is_placeholder
+from app.sampling import BUNDLED_MAX_TOKENS, DEFAULT_MAX_TOKENS
 
 DEFAULT_HOME = Path("~/.local/share/tangram-chat")
 MIN_SECRET = 16
@@ -59,8 +60,8 @@ class Settings(BaseSettings):
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """A port, on all addresses, for Prometheus alone: metrics of app and engine without a key; 0 for none."""
 
-    max_reply_tokens: int = Field(default=4096, ge=1)
-    """Tokens of a reply where neither the request nor the conversation names a number."""
+    max_reply_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=1)
+    """Tokens of a reply where neither the request nor the conversation names a number; `reply_tokens`."""
 
     resume_replies: bool = True
     """Whether replies that a restart interrupted go on by themselves."""
@@ -132,6 +133,11 @@ class Settings(BaseSettings):
             except ValueError as error:
                 raise ValueError(f"must be IP addresses or networks, separated by commas: {error}") from error
         return ",".join(proxies)
+
+    def reply_tokens(self, bundled: bool) -> int:
+        """`max_reply_tokens`; unless that was set, less for the bundled model."""
+        unset = "max_reply_tokens" not in self.model_fields_set
+        return BUNDLED_MAX_TOKENS if bundled and unset else self.max_reply_tokens
 
     @property
     def database_path(self) -> Path:

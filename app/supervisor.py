@@ -124,6 +124,11 @@ class EngineSupervisor(ABC):
             raise self.not_ready()
         return self._model.source
 
+    @property
+    def max_reply_tokens(self) -> int:
+        """Tokens of a reply of the served model where nobody names a number."""
+        return self.settings.reply_tokens(self._model is not None and self._model.bundled)
+
     def not_ready(self) -> EngineNotReady:
         """The error that says, in words for the user, what the engine is doing instead of answering."""
         status = self._status

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.active import Origin
+from app.errors import RequestStopped
 from app.job import Job
 from app.reply_runner import is_engines_fault
 from app.services import Services
@@ -28,7 +29,7 @@ class Run:
         self._services = services
         self._job = Job("", "", "", sum(len(request.prompt) for request in requests))
         self._owner = owner
-        self._stopped = asyncio.Event()
+        self._stopped: asyncio.Future[RequestStopped] = asyncio.get_running_loop().create_future()
         self._usages: list[Usage] = []
         self._ended = False
         self._chunks = services.queue.stream(owner, self._read(engine, requests))
@@ -74,7 +75,7 @@ class Run:
     ) -> AsyncGenerator[CompletionChunk, None]:
         for place, request in enumerate(requests):
             with self._services.active.begin(
-                Origin(self._owner), tokens=lambda: len(self._job.token_ids), stop=self._stopped.set
+                Origin(self._owner), tokens=lambda: len(self._job.token_ids), stop=self._stop
             ) as active:
                 active.at_engine = True
                 named = replace(request, request_id=active.name)
@@ -84,6 +85,10 @@ class Run:
                         if chunk.usage is not None:
                             self._usages.append(chunk.usage)
                         yield replace(chunk, index=place * request.n + chunk.index)
+
+    def _stop(self, why: RequestStopped) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(why)
 
     async def _end(self, status: str, failure: BaseException | None) -> None:
         await self._chunks.aclose()
@@ -97,30 +102,27 @@ class Run:
 
 
 async def unless(
-    stopped: asyncio.Event, chunks: AsyncGenerator[CompletionChunk, None]
+    stopped: asyncio.Future[RequestStopped], chunks: AsyncGenerator[CompletionChunk, None]
 ) -> AsyncGenerator[CompletionChunk, None]:
-    """The chunks, until somebody stops them; then EngineRejected, without waiting for another one."""
+    """The chunks, until somebody stops them: what they say is raised then, without waiting for a chunk."""
     async with contextlib.aclosing(chunks):
-        stop = asyncio.ensure_future(stopped.wait())
-        try:
-            while True:
-                step = asyncio.ensure_future(anext(chunks, None))
-                try:
-                    await asyncio.wait({step, stop}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    if not step.done():
-                        step.cancel()
-                        await asyncio.wait({step})
-                if stopped.is_set():
-                    if not step.cancelled():
-                        step.exception()  # seen: it no longer matters
-                    raise EngineRejected(409, "An administrator stopped this request.")
-                chunk = step.result()
-                if chunk is None:
-                    return
-                yield chunk
-        finally:
-            stop.cancel()
+        while True:
+            step = asyncio.ensure_future(anext(chunks, None))
+            either: set[asyncio.Future[Any]] = {step, stopped}
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not step.done():
+                    step.cancel()
+                    await asyncio.wait({step})
+            if stopped.done():
+                if not step.cancelled():
+                    step.exception()  # seen: it no longer matters
+                raise stopped.result()
+            chunk = step.result()
+            if chunk is None:
+                return
+            yield chunk
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

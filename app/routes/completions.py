@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
+from app.errors import RequestStopped
 from app.openai_api.completion_body import DEFAULT_TOKENS, CompletionBody
 from app.openai_api.logprobs import completion_logprobs
 from app.openai_api.run import Run, usage_json
@@ -135,7 +136,7 @@ async def _chunks(
             async for chunk in chunks:
                 if choice := answer.take(chunk):
                     yield event(choice)
-    except (EngineUnavailable, EngineRejected) as error:
+    except (EngineUnavailable, EngineRejected, RequestStopped) as error:
         yield broken_off(error)
         return
     if include_usage:

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from app.chat_template import Message
-from app.errors import AppError, ContextTooLong, ModelNotFound
+from app.errors import AppError, ContextTooLong, ModelNotFound, RequestStopped
 from app.openai_api.chat_answer import ChatAnswer
 from app.openai_api.chat_request import ChatRequest
 from app.openai_api.run import Run, usage_json
@@ -192,7 +192,7 @@ async def _chunks(
             async for chunk in chunks:
                 for choice in _take(answers, chunk, asked):
                     yield stream.chunk(choice)
-    except (EngineUnavailable, EngineRejected) as error:
+    except (EngineUnavailable, EngineRejected, RequestStopped) as error:
         yield broken_off(error)
         return
     yield stream.end(run.usage)
@@ -246,11 +246,13 @@ def token_budget(services: Services, asked: int | None, prompt_tokens: int) -> i
     limit = services.supervisor.status.max_model_len
     if limit and prompt_tokens >= limit:
         raise ContextTooLong(prompt_tokens + 1, limit)
-    return completion_budget(asked or services.settings.max_reply_tokens, prompt_tokens, limit)
+    return completion_budget(asked or services.supervisor.max_reply_tokens, prompt_tokens, limit)
 
 
 def broken_off(error: Exception) -> bytes:
     """The event that ends a stream in the middle of an answer."""
+    if isinstance(error, RequestStopped):
+        return encode_data(failure_body(error.status, error.message, code=error.code))
     words = f"The engine failed in the middle of the answer: {error}"
     return encode_data(failure_body(502, words, code="engine_failed"))
 

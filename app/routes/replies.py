@@ -119,6 +119,7 @@ async def follow(
 ) -> Response:
     """Follow a reply, from where `Last-Event-ID` says. Works for finished ones too."""
     await get_reply(reply_id, user, services)
+    services.generation.check_follow(user.id, reply_id)
     return EventStream(_events(services, user.id, reply_id, _place(last_event_id or "")))
 
 

@@ -14,6 +14,7 @@ from app.ui.epochs import Epochs
 from app.ui.following import Followers
 from app.ui.guard import GONE, guarded, owner_of, session_of
 from app.ui.markdown import typed_message
+from app.ui.meter import LiveMeter
 from app.ui.parts import Parts
 from app.ui.progress import paced
 from app.ui.render import chat_message, chat_messages, notice
@@ -160,7 +161,7 @@ class MessageHandlers:
         try:
             reply = await store.get_message(owner, reply_id)
             path = await store.path(owner, reply.conversation_id, leaf_id=reply_id, limit=span)
-            before = chat_messages(path[:-1], more=True)
+            before, ring = chat_messages(path[:-1], more=True), LiveMeter()
             events = self.services.generation.subscribe(owner, reply_id)
             async with aclosing(paced(events, UPDATE_SECONDS)) as states:
                 async for state in states:
@@ -171,8 +172,14 @@ class MessageHandlers:
                         stats=dict(state.stats),
                         error=state.error,
                     )
-                    if not state.done:
-                        yield {self.parts.chatbot: [*before, chat_message(now, position=state.position)]}
+                    if state.done:
+                        continue
+                    update: Update = {
+                        self.parts.chatbot: [*before, chat_message(now, position=state.position)]
+                    }
+                    if html := ring.drawn(self.services.generation.growing_context(owner, reply_id)):
+                        update[self.parts.meter] = html
+                    yield update
             final = await store.get_message(owner, reply_id)
             if final.status in ("pending", "streaming"):  # it ended, but the disk did not take it
                 final = now

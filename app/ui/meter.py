@@ -1,10 +1,13 @@
 """The context meter: how full the model's context is, and how much of it the cache still keeps."""
 
+import time
 from html import escape
 
 from app.context import ContextMeter
 
 _NEARLY_FULL = 0.85
+LIVE_SECONDS = 0.5
+"""How often it moves while a reply is written."""
 
 
 def meter(context: ContextMeter | None) -> str:
@@ -33,3 +36,23 @@ def meter(context: ContextMeter | None) -> str:
         f'<circle cx="10" cy="10" r="8" pathLength="100" {filled}/></svg>'
         f"<span>{escape(short)}</span></button>"
     )
+
+
+class LiveMeter:
+    """The meter while a reply is written, drawn anew now and then and only when it changed."""
+
+    def __init__(self, interval: float = LIVE_SECONDS) -> None:
+        self._interval = interval
+        self._drawn = ""
+        self._next = 0.0
+
+    def drawn(self, context: ContextMeter | None) -> str | None:
+        """The meter, where it is to be drawn anew now."""
+        now = time.monotonic()
+        if context is None or now < self._next:
+            return None
+        html = meter(context)
+        if html == self._drawn:
+            return None
+        self._drawn, self._next = html, now + self._interval
+        return html

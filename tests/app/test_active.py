@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from app.active import ActiveRequests, Origin
+from app.errors import AccessEnded, RequestStopped
 from app.openai_api.run import unless
 from tangram.client import CompletionChunk
 from tangram.errors import EngineRejected
@@ -15,12 +16,14 @@ from tangram.errors import EngineRejected
 
 def test_a_request_is_known_while_it_runs_and_its_row_afterwards() -> None:
     active = ActiveRequests()
-    stopped: list[bool] = []
-    with active.begin(Origin("ann", "c1"), tokens=lambda: 7, stop=lambda: stopped.append(True)) as request:
+    stopped: list[RequestStopped] = []
+    with active.begin(Origin("ann", "c1"), tokens=lambda: 7, stop=stopped.append) as request:
         assert [one.name for one in active.running()] == [request.name]
         assert len(active) == 1
         assert active.stop(request.name) is request
-        assert stopped == [True]
+        active.stop_owner("bob")
+        active.stop_owner("ann")
+        assert [type(why) for why in stopped] == [RequestStopped, AccessEnded]
     assert active.running() == []
     assert active.stop(request.name) is None
     # vLLM adds the place among several prompts and a random end.
@@ -33,7 +36,7 @@ def test_what_is_remembered_is_bounded() -> None:
     active = ActiveRequests(most_known=3)
     names = []
     for user in "abcde":
-        with active.begin(Origin(user), tokens=int, stop=lambda: None) as request:
+        with active.begin(Origin(user), tokens=int, stop=lambda why: None) as request:
             names.append(request.name)
     assert [active.origin(f"cmpl-{name}-0") is not None for name in names] == [False, False, True, True, True]
 
@@ -48,19 +51,21 @@ async def chunks_of(
 
 
 async def test_chunks_pass_until_somebody_stops_them() -> None:
-    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[RequestStopped] = loop.create_future()
     running = unless(stopped, chunks_of(["a", "b", "c"]))
     assert [(await anext(running)).text, (await anext(running)).text] == ["a", "b"]
-    stopped.set()
-    with pytest.raises(EngineRejected, match="An administrator stopped this request"):
+    stopped.set_result(RequestStopped())
+    with pytest.raises(RequestStopped, match="An administrator stopped this request"):
         await anext(running)
-    assert [chunk.text async for chunk in unless(asyncio.Event(), chunks_of(["x", "y"]))] == ["x", "y"]
-    assert [chunk async for chunk in unless(asyncio.Event(), chunks_of([]))] == []
+    assert [chunk.text async for chunk in unless(loop.create_future(), chunks_of(["x", "y"]))] == ["x", "y"]
+    assert [chunk async for chunk in unless(loop.create_future(), chunks_of([]))] == []
 
 
 @pytest.mark.parametrize("before", [0, 2])
 async def test_one_that_waits_for_a_chunk_is_stopped_too(before: int) -> None:
-    stopped, more = asyncio.Event(), asyncio.Event()
+    more = asyncio.Event()
+    stopped: asyncio.Future[RequestStopped] = asyncio.get_running_loop().create_future()
     more.set()
     never = unless(stopped, chunks_of(["a"] * 3, more))
     for _ in range(before):
@@ -68,8 +73,8 @@ async def test_one_that_waits_for_a_chunk_is_stopped_too(before: int) -> None:
     more.clear()
     waiting = asyncio.create_task(anext(never))
     await asyncio.sleep(0.01)
-    stopped.set()
-    with pytest.raises(EngineRejected):
+    stopped.set_result(AccessEnded())
+    with pytest.raises(RequestStopped, match="Access was ended"):
         await asyncio.wait_for(waiting, 2)
 
 
@@ -79,4 +84,4 @@ async def test_the_engine_s_failure_is_passed_on() -> None:
         yield  # pragma: no cover
 
     with pytest.raises(EngineRejected, match="no"):
-        await anext(unless(asyncio.Event(), broken()))
+        await anext(unless(asyncio.get_running_loop().create_future(), broken()))

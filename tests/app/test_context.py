@@ -221,3 +221,31 @@ async def test_a_running_reply_counts(product: Product, fake_engine: FakeEngine)
         await asyncio.sleep(0.1)
     assert len(handle.user.token_ids) < seen[0] < seen[1] < seen[2]
     await generation.stop(product.owner, handle.reply.id)
+
+
+async def test_the_meter_grows_with_a_reply(product: Product, fake_engine: FakeEngine) -> None:
+    """What a page shows meanwhile is what it would be told if it asked, and nobody asks the engine."""
+    generation, owner = product.services.generation, product.owner
+    conversation = await product.conversation(system_prompt="Be kind.")
+    for turn in range(6):  # until the oldest turns have left
+        await product.reply(conversation, f"/say {turn} " + "word " * 30)
+    handle = await generation.send(owner, conversation, "/tokens 100 /delay 0.005")
+    seen = []
+    async for event in generation.subscribe(owner, handle.reply.id):
+        if event.kind == "done":
+            break
+        if growing := generation.growing_context(owner, handle.reply.id):  # else it has just been saved
+            seen.append(growing)
+        assert generation.growing_context("somebody else", handle.reply.id) is None
+    assert len({meter.tokens for meter in seen}) > 5
+    assert seen == sorted(seen, key=lambda meter: meter.tokens)
+    assert generation.growing_context(owner, handle.reply.id) is None
+    final = await generation.context(owner, conversation)
+    assert final.left_out > 0
+    assert replace(seen[-1], tokens=0, kept_tokens=0) == replace(final, tokens=0, kept_tokens=0)
+    assert seen[0].tokens == len(fake_engine.requests[-1]["prompt"])
+    assert (
+        seen[-1].tokens
+        <= final.tokens
+        == seen[0].tokens + len((await product.services.store.get_message(owner, handle.reply.id)).token_ids)
+    )

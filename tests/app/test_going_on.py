@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.context import can_continue
 from app.errors import BadRequest
 from app.events import Event, Sampling
 from app.resuming import MOST_RESUMPTIONS
+from app.sampling import BUNDLED_MAX_TOKENS
 from app.settings import Settings
 from app.supervisor import EngineState
 from db.errors import Conflict, NotFound
@@ -222,3 +225,24 @@ async def test_a_failed_reply_has_the_engine_looked_at_at_once(
     reply = await product.reply(conversation, "/fail /tokens 20")
     assert reply.status == "error"
     await eventually(lambda: supervisor.status.state is EngineState.RESTARTING, 0.5)
+
+
+async def test_the_bundled_model_ends_sooner_and_can_go_on(
+    settings: Settings, fake_engine: FakeEngine, bundled_model_dir: Path
+) -> None:
+    """It often repeats itself until the end; who sets a limit gets that one, for it too."""
+    fake_engine.config.token_seconds = 0.0
+    settings.models_dir.parent.mkdir(parents=True)
+    settings.models_dir.symlink_to(bundled_model_dir.parent)
+    nobody_chose = settings.model_copy(update={"model": ""})
+    async with running_product(nobody_chose) as product:
+        reply = await product.reply(await product.conversation(), "/tokens 3000")
+        assert (reply.finish_reason, len(reply.token_ids)) == ("length", BUNDLED_MAX_TOKENS)
+        assert can_continue(reply)
+        ask = {"model": "fake-model", "messages": [{"role": "user", "content": "/tokens 3000"}]}
+        answer = (await product.http.post("/v1/chat/completions", json=ask)).json()
+        assert answer["usage"]["completion_tokens"] == BUNDLED_MAX_TOKENS
+    for changed in ({"max_reply_tokens": 1500}, {"model": str(bundled_model_dir)}):
+        async with running_product(nobody_chose.model_copy(update=changed)) as product:
+            reply = await product.reply(await product.conversation(), "/tokens 1400")
+            assert (reply.finish_reason, len(reply.token_ids)) == ("stop", 1401)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import httpx
@@ -101,7 +102,9 @@ async def test_what_runs_and_waits_for_a_disabled_user_ends(product: Product) ->
     assert answer.status_code == 200
     for stream in await asyncio.wait_for(asyncio.gather(*running), 5):
         assert stream.status_code == 200
-        assert "An administrator stopped this request" in stream.text.strip().splitlines()[-1]
+        last = json.loads(stream.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
+        assert last["message"] == "Access was ended: this account has been disabled."
+        assert (last["type"], last["code"]) == ("permission_error", "access_ended")
     for refused in await asyncio.wait_for(asyncio.gather(*waiting), 5):
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     assert (product.services.queue.running, product.services.queue.waiting) == (0, 0)

@@ -1,15 +1,16 @@
-"""The product on the imitated engine, one for all tests of this folder; a fresh sign-in for each test."""
+"""The product on the imitated engine, one for all tests of this folder; each begins without conversations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser
 
 from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer
-from tests.ui.support import ChatPage, Product, chromium, fake_state, product
+from tests.ui.support import NAME, PASSWORD, SETUP_KEY, ChatPage, Product, chromium, fake_state, product
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +35,24 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def account(served: Product) -> Iterator[httpx.Client]:
+    """The account of all tests here, outside the browser."""
+    with httpx.Client(base_url=served.url, headers={"Origin": served.url}, trust_env=False) as http:
+        form = {"name": NAME, "password": PASSWORD, "key": SETUP_KEY}
+        assert http.post("/setup", data=form).status_code == 303
+        yield http
+
+
+def empty(account: httpx.Client) -> None:
+    """Delete what earlier tests left: their order must not matter."""
+    for conversation in account.get("/api/conversations", params={"limit": 1000}).json()["conversations"]:
+        account.delete(f"/api/conversations/{conversation['id']}").raise_for_status()
+
+
 @pytest.fixture
-def chat(browser: Browser, served: Product) -> Iterator[ChatPage]:
+def chat(browser: Browser, served: Product, account: httpx.Client) -> Iterator[ChatPage]:
+    empty(account)
     page = ChatPage(browser, served.url).enter()
     yield page
     problems, dialogs = page.problems, page.dialogs

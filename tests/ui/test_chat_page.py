@@ -53,6 +53,30 @@ def test_text_appears_while_it_is_written(chat: ChatPage) -> None:
     assert len(chat.replies.last.inner_text()) > early > 0
 
 
+def test_the_ring_moves_while_a_reply_is_written(chat: ChatPage) -> None:
+    def tokens() -> int:
+        found = re.match(r"Context: ([\d,]+) of 8,192 tokens", ring.get_attribute("aria-label") or "")
+        return int(found[1].replace(",", "")) if found else 0
+
+    ring = chat.page.locator(".tc-meter")
+    chat.send("/tokens 600 /delay 0.01")
+    seen = [0]
+    for _ in range(4):
+        eventually(lambda: tokens() > seen[-1], 10, "the ring has moved on")
+        seen.append(tokens())
+    expect(chat.stop_button).to_be_visible()
+    # It can be used while it moves, and is the same element all the time.
+    ring.evaluate("element => { element.marked = true; element.focus() }")
+    ring.click()
+    expect(chat.page.locator("#tc-meter-note")).to_contain_text("tokens in context")
+    now = tokens()
+    eventually(lambda: tokens() > now, 10, "the ring moves on")
+    assert ring.evaluate("element => element.marked && element === document.activeElement")
+    chat.settled()
+    assert tokens() > 600
+    assert tokens() >= max(seen)
+
+
 def test_stop_frees_the_engine_within_a_second(chat: ChatPage, served: Product) -> None:
     chat.send("/tokens 5000 /delay 0.02")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))

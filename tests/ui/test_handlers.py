@@ -66,7 +66,8 @@ async def page(store: Store) -> ChatHandlers:
         store=store, generation=Generation(store), supervisor=SimpleNamespace(status=status)
     )
     with gr.Blocks(analytics_enabled=False):
-        _, parts = _layout()
+        page, parts = _layout(max_tokens=777)
+        assert 'placeholder="777"' in page.value
     return ChatHandlers(services, parts)
 
 
