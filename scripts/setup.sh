@@ -4,6 +4,8 @@
 #
 #   PYTHON       the Python to build .venv with (default: the first of python3, python3.12, ... that is new enough)
 #   TORCH_INDEX  a further package index to take torch from, such as PyTorch's CPU index
+#
+# What pip says goes to set-up.log in the environment; the terminal gets a line a step and now and then how far it is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,6 +16,7 @@ venv=${VENV:-.venv}
 lock=${LOCK:-requirements.lock}
 python=$venv/bin/python
 stamp=$venv/.set-up-from
+log=$venv/set-up.log
 
 fingerprint() {
     # The path is part of it: scripts and the link to this tree hold it, so a moved tree is set up anew.
@@ -52,8 +55,37 @@ create_venv() {
     "$base" -m venv --clear "$venv" >&2 || die "$base cannot make virtual environments: install its venv module (Debian and Ubuntu: apt-get install python3-venv)"
 }
 
+# Every 10 seconds, how far pip is with the lock, until this is killed or the script has ended.
+tell_progress() {
+    local count fetched now="" before=""
+    count=$(grep -c '^[[:alnum:]]' "$lock")
+    while sleep "${TICK:-10}" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        if grep -q '^Installing collected packages' "$log"; then
+            now="all packages are there, and are being installed"
+        else
+            fetched=$(grep -cE '^(Processing| *Downloading| *Using cached) .*\.(whl|tar\.gz) ' "$log" || true)
+            now="$fetched of $count packages fetched"
+            now+=$(sed -nE 's/^ *Downloading ([^ ]*)-[0-9][^ ]*\.(whl|tar\.gz) (\(.*\))$/, now \1 \3/p' "$log" | tail -n 1)
+        fi
+        [ "$now" = "$before" ] || say "  $now"
+        before=$now
+    done
+}
+
+# Runs a step with its output in the log, whose end is shown when it fails.
+logged() {
+    local code=0
+    printf '\n$ %s\n' "$*" >>"$log"
+    PYTHONUNBUFFERED=1 "$@" >>"$log" 2>&1 || code=$?
+    if [ "$code" != 0 ]; then
+        say "This failed. The end of $log, which has all of it:"
+        tail -n 20 "$log" >&2
+    fi
+    return "$code"
+}
+
 install() {
-    "$python" -m pip install --disable-pip-version-check --no-input --no-deps "$@" >&2
+    logged "$python" -m pip install --disable-pip-version-check --no-input --no-deps "$@"
 }
 
 install_lock() {
@@ -61,9 +93,18 @@ install_lock() {
     [ -z "${TORCH_INDEX:-}" ] || options=(--extra-index-url "$TORCH_INDEX")
     local size="about 1 GB"
     case $lock in *cuda*) size="many GB, with the CUDA libraries" ;; esac
-    say "Installing the packages of $lock ($size; minutes the first time)"
-    install "${options[@]}" -r "$lock" || die "the packages could not be installed. Is the network there, and is pip set to an index that has them (PIP_INDEX_URL)? What was fetched is kept: run the same again to go on"
+    say "Installing the packages of $lock ($size; minutes the first time; pip's words are in $log)"
+    tell_progress 9>&- &  # 9: the lock, which must not outlive this script
+    ticker=$!
+    install --progress-bar off "${options[@]}" -r "$lock" || die "the packages could not be installed. Is the network there, and is pip set to an index that has them (PIP_INDEX_URL)? What was fetched is kept: run the same again to go on"
+    stop_ticker
 }
+
+stop_ticker() {
+    [ -z "${ticker:-}" ] || kill "$ticker" 2>/dev/null || true
+    ticker=
+}
+trap stop_ticker EXIT
 
 case $PWD in
     *[[:space:]]*) die "the path of this tree has a space in it ($PWD), where PyTorch's compiler cannot work: move the tree" ;;
@@ -89,8 +130,9 @@ case $(grep '^command = ' "$venv/pyvenv.cfg" || true) in
     *) create_venv ;;
 esac
 rm -f "$stamp"
+: >"$log"
 install_lock
-"$python" scripts/complete_torch.py >&2 || die "torch's libraries could not be installed"
+"$python" scripts/complete_torch.py >>"$log" || die "torch's libraries could not be installed"
 say "Installing this project in place"
 install --quiet --no-build-isolation --config-settings editable_mode=compat --editable . || die "this project could not be installed into $venv"
 fingerprint >"$stamp"

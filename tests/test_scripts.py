@@ -1,6 +1,7 @@
 """The shell scripts behind `make up`, `make test` and `.ci/run`, in trees with a stand-in for Python."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,17 @@ case "$*" in
         mkdir -p .venv/bin && cp "$0" .venv/bin/python
         echo "command = $0 -m venv $PWD/.venv" >.venv/pyvenv.cfg
         ;;
-    *"-r requirements.lock"*) exit ${INSTALL_FAILS:-0} ;;
+    *"-r requirements.lock"*)
+        for place in 1 2 3; do
+            printf 'Collecting one%s==1.0 (from -r requirements.lock (line %s))\n' $place $place
+            printf '  Downloading one%s-1.0-py3-none-any.whl (%s.5 MB)\n' $place $place
+            sleep "${PAUSE:-0}"
+        done
+        echo "Installing collected packages: one1, one2, one3"
+        sleep "${PAUSE:-0}"
+        [ -z "${INSTALL_FAILS:-}" ] || echo "ERROR: it is not there" >&2
+        exit ${INSTALL_FAILS:-0}
+        ;;
 esac
 """
 
@@ -101,8 +112,29 @@ def test_a_failed_install_says_so_and_is_done_again(tree: Tree) -> None:
     result = tree.setup(INSTALL_FAILS="1")
     assert result.returncode == 1
     assert "Is the network there" in result.stderr
+    assert "ERROR: it is not there\n" in result.stderr, "the end of pip's words is shown"
+    assert "The end of .venv/set-up.log" in result.stderr
     assert tree.setup().returncode == 0
     assert "-r requirements.lock" in tree.notes.read_text()
+
+
+def test_pip_s_words_go_to_a_file_and_the_terminal_gets_a_line_a_step(tree: Tree) -> None:
+    result = tree.setup()
+    lines = result.stderr.splitlines()
+    assert [line.split()[1] for line in lines] == ["Creating", "Installing", "Installing", ".venv"], lines
+    log = (tree.root / ".venv" / "set-up.log").read_text()
+    assert "Collecting one3==1.0" in log
+    assert "--editable ." in log
+
+
+def test_a_long_install_tells_how_far_it_is(tree: Tree) -> None:
+    result = tree.setup(PAUSE="0.6", TICK="0.2")
+    assert result.returncode == 0, result.stderr
+    count = len(re.findall(r"^\w", (tree.root / "requirements.lock").read_text(), flags=re.M))
+    told = [line for line in result.stderr.splitlines() if "==>   " in line]
+    assert f"==>   2 of {count} packages fetched, now one2 (2.5 MB)" in told
+    assert told[-1] == "==>   all packages are there, and are being installed"
+    assert len(told) == len(set(told)), "what is as before is not said again"
 
 
 def test_an_old_python_is_refused(tree: Tree) -> None:

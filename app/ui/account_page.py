@@ -1,4 +1,7 @@
-"""The page of one's own account, as self-contained HTML: sign-ins, API keys, password. Forms, no script."""
+"""The page of one's own account, as self-contained HTML: sign-ins, API keys, password.
+
+Forms do everything; a script only copies a new key.
+"""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -39,6 +42,11 @@ _PAGE = """<!doctype html>
 @cache
 def _css() -> str:
     return style() + (_STATIC / "account.css").read_text(encoding="utf-8")
+
+
+@cache
+def _copy_script() -> str:
+    return (_STATIC / "copy.js").read_text(encoding="utf-8")
 
 
 def account_page(
@@ -83,8 +91,13 @@ def _message(error: str | None, done: str | None, secret: str | None) -> str:
         return f'<div class="error" role="alert">{escape(error)}</div>'
     if not done:
         return ""
-    shown = f"<code>{escape(secret)}</code>" if secret else ""
-    return f'<div class="done" role="status">{escape(done)}{shown}</div>'
+    if not secret:
+        return f'<div class="done" role="status">{escape(done)}</div>'
+    shown = (
+        f'<div class="secret"><code id="secret">{escape(secret)}</code>'
+        '<button type="button" id="copy" hidden>Copy key</button></div>'
+    )
+    return f'<div class="done" role="status">{escape(done)}{shown}</div><script>{_copy_script()}</script>'
 
 
 def _password_form() -> str:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, expect
 
 from admin import figures
 from tests.admin.browser import AdminPage
-from tests.ui.support import ROOT, Product, chromium, fetch, product
+from tests.ui.support import ROOT, Product, chromium, fetch, nameless, product
 
 pytestmark = [pytest.mark.ui, pytest.mark.timeout(300)]
 
@@ -211,3 +211,17 @@ def test_five_administrators_at_once_slow_nobody(browser: Browser, served: Produ
 
 _DRAWN = """() => [...document.querySelectorAll('.live-plot')].filter((box) => box.offsetWidth)
 .reduce((most, box) => Math.max(most, Number(box.dataset.drawn ?? 0)), 0)"""
+
+
+def test_everything_that_can_be_used_has_a_name(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        turn(admin.url, headers(admin), "/tokens 900 /delay 0")
+        tabs = admin.page.get_by_role("tab")
+        names = [tab.inner_text() for tab in tabs.all() if tab.is_visible()]
+        assert len(names) > 4
+        found = {}
+        for name in names:
+            admin.tab(name)
+            admin.page.wait_for_timeout(500)  # what the tab asks for when it is shown
+            found[name] = nameless(admin.page)
+        assert found == {name: [] for name in names}

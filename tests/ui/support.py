@@ -345,3 +345,32 @@ class ChatPage:
 def fake_state(url: str) -> dict[str, Any]:
     """What the imitated engine at ``url`` says about itself."""
     return dict(json.loads(fetch(f"{url}/fake/state")[1]))
+
+
+CONTROLS = {"button", "link", "textbox", "searchbox", "combobox", "listbox", "option", "spinbutton", "slider"}
+CONTROLS |= {"checkbox", "radio", "switch", "tab", "menuitem"}
+
+
+def controls(page: Page) -> list[tuple[str, str, str]]:
+    """(role, accessible name, HTML) of everything on a page that can be used, as the browser tells assistive
+    technology."""
+    session = page.context.new_cdp_session(page)
+    found = []
+    try:
+        for node in session.send("Accessibility.getFullAXTree")["nodes"]:
+            role = node.get("role", {}).get("value", "")
+            if node.get("ignored") or role not in CONTROLS:
+                continue
+            name = " ".join(str(node.get("name", {}).get("value", "")).split())
+            element = {"backendNodeId": node["backendDOMNodeId"]}
+            found.append((role, name, str(session.send("DOM.getOuterHTML", element)["outerHTML"])[:300]))
+    finally:
+        session.detach()
+    return found
+
+
+def nameless(page: Page) -> list[str]:
+    """The HTML of what can be used and has no accessible name. Fails on a page without anything to use."""
+    found = controls(page)
+    assert found, "nothing on this page can be used"
+    return [html for _, name, html in found if not name]

@@ -31,6 +31,19 @@ function composer() {
   return document.querySelector("#tc-composer textarea");
 }
 
+// Gradio draws the input's buttons without a name, and anew whenever one takes the other's place.
+const COMPOSER_BUTTONS = { ".submit-button": "Send the message", ".stop-button": "Stop the reply" };
+function nameButtons() {
+  for (const [selector, name] of Object.entries(COMPOSER_BUTTONS)) {
+    const button = document.querySelector(`#tc-composer ${selector}`);
+    if (button && button.ariaLabel !== name) Object.assign(button, { ariaLabel: name, title: name });
+  }
+}
+whenThere("#tc-composer", (box) => {
+  nameButtons();
+  new MutationObserver(nameButtons).observe(box, { childList: true, subtree: true });
+});
+
 // The page may be told light or dark here; without a choice it follows the system.
 const savedTheme = () => {
   try { return localStorage.getItem("tangram-theme"); } catch { return null; }

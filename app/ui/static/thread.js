@@ -44,7 +44,12 @@ Object.assign(here, {
     // Gradio's own edit button stands, unseen, between the message and its footer.
     const buttons = target.closest(".message-row").previousElementSibling;
     buttons?.querySelector('[aria-label="Edit"]')?.click();
-    setTimeout(() => document.querySelector("#tc-chat textarea.edit-textarea")?.focus(), 50);
+    setTimeout(() => {
+      const field = document.querySelector("#tc-chat textarea.edit-textarea");
+      if (!field) return;
+      field.ariaLabel = "Your message";
+      field.focus();
+    }, 50);
   },
   async rate(target) {
     const on = target.getAttribute("aria-pressed") !== "true";
