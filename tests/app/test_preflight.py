@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import errno
-import http.server
 import os
 import re
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from app.preflight.probes import Gpu, Host, HubAnswer
 from app.preflight.problems import Code, PreflightFailed
 from app.preflight.start import LARGE_MODEL, SMALL_MODEL, prepare
 from app.settings import Settings
+from tests.http_answers import answering
 from tests.tree import ROOT
 
 GIB = 1 << 30
@@ -328,41 +325,20 @@ def test_a_port_is_tried_by_listening() -> None:
     assert Host().port_error(port) == ""
 
 
-@contextmanager
-def hub_answering(status: int, **headers: str) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            del args
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("status", "headers", "state"),
     [
         (200, {}, "ok"),
-        (401, {"X_Error_Code": "GatedRepo"}, "gated"),
+        (401, {"X-Error-Code": "GatedRepo"}, "gated"),
         (404, {}, "missing"),
         (500, {}, "unreachable"),
     ],
 )
 def test_the_hub_is_asked_once(status: int, headers: dict[str, str], state: str) -> None:
     code = "from app.preflight.probes import Host; a = Host().hub('o/m'); print(a.state, bool(a.clock))"
-    with hub_answering(status, **headers) as url:
-        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
+    with answering(status, headers) as port:
+        hub = f"http://127.0.0.1:{port}"
+        environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
         )

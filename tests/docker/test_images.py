@@ -1,20 +1,17 @@
 """What the images are built from and run: Dockerfiles, entrypoint, health check, install script."""
 
-import http.server
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from app.preflight.start import LIBRARY
 from tests.docker.dockerfile import included, read
+from tests.http_answers import answering
 from tests.tree import PROJECT, ROOT
 
 DOCKER = ROOT / "docker"
@@ -184,28 +181,6 @@ def test_the_entrypoint_runs_the_product_by_default(tmp_path: Path) -> None:
     assert run_entrypoint(tmp_path, PATH=f"{tmp_path}:/usr/bin:/bin").stdout == "-m app\n"
 
 
-@contextmanager
-def answering(status: int) -> Iterator[int]:
-    """A server that answers /health/ready with `status`; yields its port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health/ready" else 404)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            del args
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def health(port: int) -> int:
     command = [sys.executable, str(DOCKER / "healthcheck.py")]
     environment = {"TANGRAM_PORT": str(port)}
@@ -213,10 +188,10 @@ def health(port: int) -> int:
 
 
 def test_the_health_check_follows_readiness() -> None:
-    with answering(200) as port:
+    with answering(200, path="/health/ready") as port:
         assert health(port) == 0
     assert health(port) == 1
-    with answering(503) as port:
+    with answering(503, path="/health/ready") as port:
         assert health(port) == 1
 
 
