@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 
-from app.errors import BadRequest, EngineNotReady
+from app.errors import AccessEnded, BadRequest, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
 from app.openai_api.chat_request import ChatRequest
 from app.services import Services
@@ -41,7 +41,8 @@ class StoredTurn:
         self.usage = Usage(0, 0, 0)
 
     async def texts(self) -> AsyncGenerator[str, None]:
-        """The text as it comes. Whoever stops reading stops the reply. Raises EngineNotReady."""
+        """The text as it comes. Whoever stops reading stops the reply. Raises EngineNotReady,
+        AccessEnded."""
         generation, last = self._services.generation, None
         try:
             async with contextlib.aclosing(generation.subscribe(self._user.id, self.reply_id)) as events:
@@ -57,6 +58,8 @@ class StoredTurn:
     async def _ended(self, last: Event | None) -> None:
         if last is None or last.status in ("error", "interrupted"):
             raise EngineNotReady((last and last.error) or "The reply could not be finished.")
+        if last.status == "stopped" and self._services.queue.is_shut_out(self._user.id):
+            raise AccessEnded
         stored = await self._services.store.get_message(self._user.id, self.reply_id)
         self.finish_reason = stored.finish_reason or "stop"
         counts = [last.stats.get(f"{kind}_tokens") or 0 for kind in ("prompt", "completion", "cached")]

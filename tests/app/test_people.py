@@ -82,16 +82,18 @@ async def test_what_runs_and_waits_for_a_disabled_user_ends(product: Product) ->
     """Streams of the stateless API end with an error's event; what waits in the queue never begins."""
     http = await invited(product)
     account = (await http.get("/api/account")).json()["id"]
-    product.services.queue.set_quota(account, QuotaView(running=2))
+    product.services.queue.set_quota(account, QuotaView(running=3))
     long = "/tokens 3000 /delay 0.02"
     chat = {"model": "fake-model", "stream": True, "messages": [{"role": "user", "content": long}]}
     text = {"model": "fake-model", "stream": True, "max_tokens": 3000}
     text["prompt"] = f"<|im_start|>user\n{long}<|im_end|>\n"
+    conversation = (await http.post("/api/conversations", json={})).json()["id"]
+    stored = chat | {"conversation_id": conversation}
     running = [
         asyncio.create_task(http.post(f"/v1/{path}", json=body))
-        for path, body in (("chat/completions", chat), ("completions", text))
+        for path, body in (("chat/completions", chat), ("completions", text), ("chat/completions", stored))
     ]
-    await eventually(lambda: len(product.services.active.running()) == 2)
+    await eventually(lambda: len(product.services.active.running()) == 3)
     waiting = [
         asyncio.create_task(http.post("/v1/chat/completions", json=chat | {"stream": stream}))
         for stream in (True, False)
@@ -348,7 +350,7 @@ async def test_the_page_of_ones_own_account(product: Product) -> None:
         assert "<b>" not in page
         assert "<i>" not in page
         made = await http.post("/account/keys", data={"name": "laptop"})
-        key = re.search(r"<code>(tc-[\w-]+)</code>", made.text)
+        key = re.search(r"<code id=\"secret\">(tc-[\w-]+)</code>", made.text)
         assert key is not None
         assert made.headers["cache-control"] == "no-store"
         assert "is not shown again" in made.text
