@@ -54,10 +54,9 @@ class MessageHandlers:
             if not conversation_id:
                 await self.services.store.delete_conversation(owner, target)
             raise
-        return {
-            **await self.screen.conversation(owner, target, query),
-            **self.screen.composer(True, value=""),
-        }
+        page = await self.screen.conversation(owner, target, query)
+        live = bool(page[self.parts.live])  # a short reply may have ended by now
+        return {**page, **self.screen.composer(live, value="")}
 
     @guarded
     async def use_example(

@@ -18,6 +18,7 @@ def test_the_chat_page(chat: ChatPage) -> None:
     assert nameless(page) == []
     buttons = {name for role, name, _ in controls(page) if role == "button"}
     assert "Send the message" in buttons
+    assert ("textbox", "Message") in {(role, name) for role, name, _ in controls(page)}
     chat.say("/say ```python\nprint(1)\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |")
     chat.page.get_by_label("Regenerate").last.click()
     expect(chat.footers.last).to_contain_text("2/2")

@@ -24,16 +24,19 @@ from tests.ui.support import Product
 
 
 class Generation:
-    """Commits turns as the real service does, writes no reply, and can refuse."""
+    """Commits turns as the real service does, and can refuse. answer: the reply at once; None: no reply."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.refuse: Exception | None = None
+        self.answer: str | None = None
 
     async def send(self, owner: str, conversation_id: str, content: str, parent_id: str | None) -> None:
         if self.refuse:
             raise self.refuse
-        await self.store.add_turn(owner, conversation_id, parent_id, content, [1], "m")
+        _, reply = await self.store.add_turn(owner, conversation_id, parent_id, content, [1], "m")
+        if self.answer is not None:
+            await self.store.finish_reply(owner, reply.id, "complete", self.answer, [2])
 
     def running(self, owner: str, conversation_id: str) -> None:
         return None
@@ -88,6 +91,21 @@ async def test_the_first_message_makes_the_conversation(page: ChatHandlers, stor
     user, reply = await store.path(me, conversation.id)
     assert user.content == "Hello\nthere"
     assert update[page.parts.live].startswith(f"{reply.id}:")
+    assert (update[page.parts.composer]["stop_btn"], update[page.parts.composer]["submit_btn"]) == (
+        True,
+        False,
+    )
+
+
+async def test_a_reply_that_has_ended_before_the_page_is_drawn_can_be_answered(
+    page: ChatHandlers, store: Store
+) -> None:
+    me = (await store.create_user("me", "x")).id
+    page.services.generation.answer = "Yes."  # type: ignore[attr-defined]
+    update = await page.send("Ready?", "", "", "", asks(me))
+    assert update[page.parts.live] == ""
+    composer = update[page.parts.composer]
+    assert (composer["value"], composer["stop_btn"], composer["submit_btn"]) == ("", False, True)
 
 
 async def test_a_refused_first_message_leaves_nothing_and_keeps_the_text(

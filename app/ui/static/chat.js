@@ -31,9 +31,11 @@ function composer() {
   return document.querySelector("#tc-composer textarea");
 }
 
-// Gradio draws the input's buttons without a name, and anew whenever one takes the other's place.
+// Gradio draws the input's buttons without a name, and anew whenever one takes the other's place. They stand in
+// the input's label, which would be called after them.
 const COMPOSER_BUTTONS = { ".submit-button": "Send the message", ".stop-button": "Stop the reply" };
 function nameButtons() {
+  composer()?.setAttribute("aria-label", "Message");
   for (const [selector, name] of Object.entries(COMPOSER_BUTTONS)) {
     const button = document.querySelector(`#tc-composer ${selector}`);
     if (button && button.ariaLabel !== name) Object.assign(button, { ariaLabel: name, title: name });
