@@ -26,7 +26,7 @@ def summary(own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int 
     Args:
         prediction: :func:`prediction_of`.
         kernels: the implementation that runs, as in ``GET /tangram/status``.
-        pool_bytes: of the KV cache; None while only vLLM's measurement at start will tell.
+        pool_bytes: of the KV cache of all ranks; None while only vLLM's measurement at start will tell.
     """
     g, (at,) = own.geometry, prediction.at
     fit = f"a conversation of {at.tokens} tokens takes {at.bytes / MIB:.1f} MiB"
