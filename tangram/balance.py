@@ -1,8 +1,8 @@
 """How evenly a decode step's reading is shared out, from the formula: what ``kernels/cuda/share.cuh`` does.
 
 All heads' histories of a layer are laid end to end in units of 16 tokens and cut into equal runs, one for
-each block. With one block a head instead, all would wait for the head that keeps most. With tensor parallelism
-each rank shares out its own heads, and after every layer all wait for the one that reads most.
+each block. With one block a head instead, all would wait for the head that keeps most. With tensor
+parallelism each rank shares out its own heads, and after every layer all wait for the one that reads most.
 """
 
 from __future__ import annotations

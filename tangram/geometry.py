@@ -234,8 +234,8 @@ class Geometry:
     def state_bytes(self) -> int:
         """Bytes that a layer is charged on each rank for one token of one page: vLLM thinks in layers, so a
         page of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each. The part
-        must not happen to be as large as a window layer's block: vLLM would then cut the layers into groups of
-        equal count, and take one page from several of ours."""
+        must not happen to be as large as a window layer's block: vLLM would then cut the layers into groups
+        of equal count, and take one page from several of ours."""
         slot = self.page_tokens * 2 * self.head_size * self.itemsize
         window_block = self.window_block_bytes // self.ranks
         page = max(self.group_size // self.ranks * slot, window_block)

@@ -240,8 +240,9 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
     of a run of heads then has fewer members, and its pages have empty member slots.
 
     Heads cannot leave their rank, and a tier keeps the same on all ranks. So each rank's heads are cut by
-    themselves, in the same way, and a tier is what stands at the same place on all ranks: those that need most
-    are together wherever they are, and the mean over them all keeps the retention asked for.
+    themselves, in the same way, and a tier is what stands at the same place on all ranks: the heads that need
+    most are together wherever they are, and the mean over all of a tier keeps the retention asked for. Where
+    tiers are full, no other assignment comes nearer to the heads' own budgets, in squares.
     """
     budgets = in_force(config, shape, profile).budgets(config.retention, config.alpha)
     group = group_size(config, shape)
