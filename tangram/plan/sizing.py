@@ -9,7 +9,8 @@ What vLLM itself works in is only known once it has measured it; here it is esti
                    + 3 * requests * vocab * 4               scores of the next tokens, and their sorted copies
 
 with vLLM's defaults by card: steps of 8,192 tokens and 1,024 requests from 70 GiB on, of 2,048 and 256 below.
-With tensor parallelism the cards' memory adds up, each has working memory of its own, and they share the rest.
+With tensor parallelism the memory of the cards adds up, each works in memory of its own, and they share the
+weights and the pool.
 """
 
 from __future__ import annotations
