@@ -40,14 +40,14 @@ def waves() -> list[dict[str, Any]]:
     """Three turns alone, then three conversations at once; at last the third answer again, from nothing."""
     draw = random.Random(1)
 
-    def say(name: str, new: int, answer: int = 24, **more: Any) -> dict[str, Any]:
+    def say(name: str, new: int, answer: int = 12, **more: Any) -> dict[str, Any]:
         return {"conversation": name, "tokens": [draw.randrange(3, 400) for _ in range(new)]} | (
             {"answer": answer} | more
         )
 
     found = [{"turns": [say("alone", new)]} for new in (300, 180, 120)]
     found.append({"turns": [say(f"beside{i}", 150 + 40 * i) for i in range(3)]})
-    told = 300 + 180 + 120 + 24 * 2
+    told = 300 + 180 + 120 + 12 * 2
     return [*found, {"forget": True, "turns": [say("alone", 0, keep=told)]}]
 
 
