@@ -224,13 +224,15 @@ def group_size(config: TangramConfig, shape: ModelShape) -> int:
     group = config.group_size or max(default_group_size(shape.layers, shape.kv_heads, shape.ranks), least)
     if group > total:
         raise ConfigError("group_size", f"must be at most the model's {total} heads, not {group}")
+    if config.scope == "layer":
+        group = min(group, shape.kv_heads)
     if group % shape.ranks:
         raise ConfigError(
             "group_size",
             f"must be a multiple of --tensor-parallel-size ({shape.ranks}), not {group}: each rank holds "
             "equally many heads of a group",
         )
-    return min(group, shape.kv_heads) if config.scope == "layer" else group
+    return group
 
 
 def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Geometry:

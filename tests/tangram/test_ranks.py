@@ -143,6 +143,8 @@ def test_the_groups_hold_equally_many_heads_of_each_rank() -> None:
     assert default_group_size(1, 4, 4) == 4
     with pytest.raises(ConfigError, match=r"group_size: must be a multiple of --tensor-parallel-size \(2\)"):
         build_geometry(replace(CONFIG, group_size=3), shape)
+    capped = replace(CONFIG, group_size=5, scope="layer")
+    assert build_geometry(capped, shape).group_size == 4, "a layer's heads"
     window = replace(shape, window_layers=1, window_span=64, window_state_bytes=4 * 2 * 8 * 2)
     g = build_geometry(CONFIG, replace(window, window_blocks=(16,)))
     assert g.group_size == 4, "what a window layer's block takes on each rank"
