@@ -21,7 +21,7 @@ from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from tangram import asked, control, stall
+from tangram import asked, control, stall, workers
 from tangram.config import printable
 from tangram.errors import ConfigError, EngineUnavailable, ProfileError, UnsupportedError
 from tangram.metrics import TIMEOUT_SECONDS, EngineMetrics
@@ -75,7 +75,7 @@ class TangramEndpoints:
         self.runtime = runtime
         self.started = time.monotonic()
         self._ask_scheduler = partial(control.call, control.socket_path(instance))
-        self._ask_worker = partial(control.call, control.worker_socket(instance), "worker")
+        self._ask_worker = partial(workers.ask, instance, runtime.geometry.ranks)
         self._lock = AuthenticationMiddleware(FastAPI(), keys) if keys else None
         self._metrics = EngineMetrics(
             lambda: self._snapshot_now(timeout=TIMEOUT_SECONDS),
@@ -105,7 +105,7 @@ class TangramEndpoints:
         return await asyncio.to_thread(self._snapshot_now)
 
     async def _worker(self) -> dict[str, Any] | None:
-        """What the worker says of itself; None if it does not answer."""
+        """What the workers say of themselves; None if one does not answer."""
         try:
             return await asyncio.to_thread(self._ask_worker, timeout=TIMEOUT_SECONDS)
         except EngineUnavailable:

@@ -26,15 +26,16 @@ def summary(own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int 
     Args:
         prediction: :func:`prediction_of`.
         kernels: the implementation that runs, as in ``GET /tangram/status``.
-        pool_bytes: of the KV cache; None while only vLLM's measurement at start will tell.
+        pool_bytes: of the KV cache of all ranks; None while only vLLM's measurement at start will tell.
     """
     g, (at,) = own.geometry, prediction.at
     fit = f"a conversation of {at.tokens} tokens takes {at.bytes / MIB:.1f} MiB"
     if pool_bytes:
         fit += f", {pool_bytes // at.bytes} fit into {pool_bytes / MIB:.0f} MiB of cache"
+    shared = f" on {g.ranks} ranks" if g.ranks > 1 else ""
     return (
         f"Ragged cache: retention {own.config.retention:g}, {_by(own)}, {g.num_tiers} tiers, groups of "
-        f"{g.group_size} heads, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
+        f"{g.group_size} heads{shared}, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
         f"({at.full_bytes / MIB:.1f} MiB uncompressed)"
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from app.preflight.probes import Gpu, HubAnswer
 from app.preflight.problems import Code, Problem
 from tangram.config import TangramConfig
-from tangram.plan.cards import GIB, Card
+from tangram.plan.cards import GIB, Card, several
 from tangram.plan.facts import ModelFacts
 from tangram.plan.sizing import UTILISATION, budget, length_that_fits, make_plan
 
@@ -82,6 +82,18 @@ def driver_recent(gpu: Gpu) -> Problem | None:
     )
 
 
+def gpus_enough(gpus: list[Gpu], wanted: int) -> Problem | None:
+    """There are as many as share the model."""
+    if len(gpus) >= wanted:
+        return None
+    return Problem(
+        Code.NO_GPU,
+        f"TANGRAM_ENGINE_ARGS asks for {wanted} GPUs (--tensor-parallel-size) and {len(gpus)} "
+        f"{'is' if len(gpus) == 1 else 'are'} visible: ask for fewer, or let the engine see more "
+        "(docs/operations.md, several GPUs)",
+    )
+
+
 def gpu_recent(gpu: Gpu) -> Problem | None:
     """The kernels have code for the card."""
     if gpu.capability >= LEAST_CAPABILITY:
@@ -112,14 +124,14 @@ def memory_suffices(
 ) -> Problem | None:
     """The weights and one conversation of the greatest length fit, by the estimate of `tangram plan`."""
     spent = budget(Card(gpu.name, gpu.total), facts, utilisation)
-    name = facts.shape.name
+    name, place = facts.shape.name, several(facts.shape.ranks, gpu.name)
     if spent.pool <= 0:
         return Problem(
             Code.TOO_LITTLE_MEMORY,
             f"{name} needs about {(spent.weights + spent.working) / GIB:.1f} GiB before any conversation, "
-            f"and {spent.usable / GIB:.1f} GiB of {gpu.name} can be used: choose a smaller model with MODEL",
+            f"and {spent.usable / GIB:.1f} GiB of {place} can be used: choose a smaller model with MODEL",
         )
-    return _longest_fits(gpu.name, facts, config, length, spent.pool)
+    return _longest_fits(place, facts, config, length, spent.pool)
 
 
 def host_memory_suffices(

@@ -128,6 +128,22 @@ def test_every_exit_code_is_documented() -> None:
     assert documented == [0, 1, *sorted(Code)]
 
 
+def test_gpus_that_share_a_model_are_all_looked_at() -> None:
+    small = replace(A100, name="L4", total=22 * GIB, free=22 * GIB)
+    pair = settings(model="Qwen/Qwen3-14B", engine_args="--tensor-parallel-size 2 --max-model-len 8192")
+    code, text = refusal(Pretended(found=[small]), pair)
+    assert code == Code.NO_GPU
+    assert "asks for 2 GPUs (--tensor-parallel-size) and 1 is visible" in text
+    two = Pretended(found=[small, replace(small, index=1)])
+    assert prepare(pair, print, two, {}) == pair
+    alone = settings(model="Qwen/Qwen3-14B", engine_args="--max-model-len 8192")
+    assert refusal(two, alone)[0] == Code.TOO_LITTLE_MEMORY, "on one of them"
+    busy = Pretended(found=[small, replace(small, index=1, name="busy", free=GIB)])
+    assert refusal(busy, pair)[1].startswith("error: busy has 1.0 of 22.0 GiB free")
+    large = settings(model="Qwen/Qwen3-32B", engine_args="-tp 2 --max-model-len 8192")
+    assert "of 2 x L4 can be used" in refusal(two, large)[1]
+
+
 def test_a_length_that_fits_is_suggested_and_then_accepted() -> None:
     small = Pretended(found=[replace(A100, name="L4", total=22 * GIB, free=22 * GIB)])
     code, text = refusal(small, settings())
