@@ -29,6 +29,7 @@ from tangram import runtime, seal_meter, window_backend
 from tangram.errors import UnsupportedError
 from tangram.layer_support import check_layer, check_shape
 from tangram.observation import Capture
+from tangram.ranks import own_instance
 from tangram.reasons import told
 from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
@@ -153,7 +154,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         # Before the engine says that it is ready, not in somebody's first request.
         prepare(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
         kernels = implementation(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
-        meter = seal_meter.serve(vllm_config.instance_id, kernels)
+        meter = seal_meter.serve(own_instance(vllm_config), kernels)
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry
         self.layout = runtime.kernel_layout(self.geometry)

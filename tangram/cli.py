@@ -102,9 +102,6 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
     for name in ("--attention-backend", "--scheduler-cls"):
         if _value(extra, name) is not None:
             raise ConfigError(name, "is set by tangram serve: leave it out")
-    for name in ("--data-parallel-size", "-dp"):
-        if _value(extra, name) not in (None, "1"):
-            raise ConfigError(name, "must be 1: a conversation's pages are in one engine only")
     if any(_name(argument).startswith("--additional-config.") for argument in extra):
         raise ConfigError("--additional-config", "must be one JSON object: its parts would replace ours")
     additional = _take(extra, "--additional-config")
@@ -136,12 +133,18 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
 
     options = []
     if not environment.get("VLLM_CPU_KVCACHE_SPACE") and not given(*CACHE_SIZE_OPTIONS):
-        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes())]
+        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes(_ranks(extra)))]
     if not given(*COMPILATION_OPTIONS):
         options += ["--enforce-eager"]
     if not given("--worker-cls"):
         options += ["--worker-cls", CPU_WORKER]
     return options
+
+
+def _ranks(extra: Sequence[str]) -> int:
+    """How many ranks share the host's memory. What is no number is left for vLLM to refuse."""
+    asked = _value(extra, "--data-parallel-size") or _value(extra, "-dp") or ""
+    return max(1, int(asked)) if asked.isdecimal() else 1
 
 
 def _name(argument: str) -> str:

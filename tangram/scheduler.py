@@ -21,6 +21,7 @@ from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
 from tangram.manager import RaggedManager
 from tangram.pins import set_pin
+from tangram.ranks import own_instance
 from tangram.reasons import told
 from tangram.room import Policy
 from tangram.support import check_supported
@@ -49,7 +50,7 @@ class TangramScheduler(AsyncScheduler):
         # The control server's thread looks into what the scheduler's thread changes.
         self._lock = threading.RLock()
         self._control = ControlServer(
-            socket_path(self.vllm_config.instance_id),
+            socket_path(own_instance(self.vllm_config)),
             {"memory": self._memory, "evict": self._evict, "pin": self._pin, "ping": lambda _: {}},
         )
 
