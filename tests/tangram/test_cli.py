@@ -98,8 +98,6 @@ def test_the_user_s_additional_config_is_kept(extra: list[str]) -> None:
         (["--scheduler-cls=x"], "--scheduler-cls: is set by tangram serve"),
         (["--block_size", "128"], "page_tokens: is 16; use --tangram-page-tokens"),
         (["--scheduler_cls=x"], "--scheduler-cls: is set by tangram serve"),
-        (["--data-parallel-size", "2"], "--data-parallel-size: must be 1"),
-        (["-dp=2"], "-dp: must be 1"),
         (["--additional-config", "{"], "--additional-config: must be a JSON object"),
         (["--additional-config", "[]"], "--additional-config: must be a JSON object"),
         (["--additional-config.a", "1"], "--additional-config: must be one JSON object"),

@@ -96,6 +96,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """What is refused, and a model that has it: vLLM's module, its class, the configuration."""
 
+OUTSIDE = "data parallelism with a balancer outside the engine"
+HOSTS = "data parallelism over several hosts"
+TOGETHER = "data parallelism of a mixture-of-experts model"
+
 OPTIONS: list[tuple[str, list[str]]] = [
     ("tensor parallelism", ["--tensor-parallel-size", "2"]),
     ("tensor parallelism", ["-tp=2"]),
@@ -108,8 +112,15 @@ OPTIONS: list[tuple[str, list[str]]] = [
     ("a pooling model (embeddings, rewards, classification)", ["--runner", "pooling"]),
     ("KV sharing between layers", ["--kv-sharing-fast-prefill"]),
     ("an encoder cache connector", ["--ec-transfer-config", '{"ec_connector": "x", "ec_role": "ec_both"}']),
-    ("data parallelism", ["--data-parallel-size=2"]),
-    ("data parallelism", ["-dp", "2"]),
+    (OUTSIDE, ["-dp", "2", "--data-parallel-external-lb"]),
+    (OUTSIDE, ["--data-parallel-size=2", "--data-parallel-rank", "0"]),
+    (OUTSIDE, ["-dp=2", "--data-parallel-hybrid-lb", "--data-parallel-size-local", "1"]),
+    (OUTSIDE, ["-dp=2", "--data-parallel-start-rank", "1"]),
+    (OUTSIDE, ["-dp=2", "--data-parallel-multi-port-external-lb", "--data-parallel-size-local", "2"]),
+    (HOSTS, ["-dp=2", "--data-parallel-size-local", "1"]),
+    (HOSTS, ["-dp=2", "--data-parallel-backend", "ray"]),
+    (HOSTS, ["-dp=2", "--nnodes", "2"]),
+    (HOSTS, ["-dp=2", "--headless"]),
     ("a KV cache of another type than the model", ["--kv-cache-dtype", "fp8"]),
     ("a KV cache of another type than the model", ["--kv-cache-dtype", "float16"]),
     ("prefix hashes finer than a page", ["--block-size", "16", "--prefix-match-unit", "8"]),
@@ -134,8 +145,9 @@ OPTIONS: list[tuple[str, list[str]]] = [
 SET: list[tuple[str, str, Any]] = [
     ("a diffusion language model", "model_config.is_diffusion", True),
     ("KV sharing between layers", "cache_config.kv_sharing_fast_prefill", True),
-    ("data parallelism", "parallel_config.data_parallel_external_lb", True),
-    ("data parallelism", "parallel_config.data_parallel_hybrid_lb", True),
+    (OUTSIDE, "parallel_config.data_parallel_external_lb", True),
+    (OUTSIDE, "parallel_config.data_parallel_hybrid_lb", True),
+    (HOSTS, "parallel_config.data_parallel_size", 2),
     ("context parallelism", "parallel_config.prefill_context_parallel_size", 2),
     ("context parallelism", "parallel_config.decode_context_parallel_size", 2),
     ("dual-batch overlap", "parallel_config.enable_dbo", True),
@@ -214,6 +226,26 @@ def test_options_that_are_refused(feature: str, arguments: list[str], llama: Pat
 
 def plain_options(model: Path) -> list[str]:
     return ["--model", str(model), "--skip-tokenizer-init", "--scheduler-cls", SCHEDULER]
+
+
+EXPERTS: dict[str, Any] = {
+    "model_type": "mixtral",
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "architectures": ["MixtralForCausalLM"],
+}
+
+
+def test_several_ranks_on_one_host_are_served(llama: Path) -> None:
+    for arguments in (["--data-parallel-size", "2"], ["-dp=3", "--data-parallel-size-local", "3"]):
+        launch.check([*plain_options(llama), "--worker-cls", CPU_WORKER, *arguments])
+
+
+def test_experts_are_served_by_one_rank_only(tmp_path: Path) -> None:
+    _know("mixtral", "MixtralForCausalLM")
+    folder = write_config(tmp_path, **COMMON | EXPERTS)
+    check_supported(configured(folder))
+    assert refusal(configured(folder, data_parallel_size=2)) == sentence_of(TOGETHER)
 
 
 @pytest.mark.parametrize(("feature", "field", "value"), SET)
@@ -358,7 +390,7 @@ def test_drafts_are_refused_unless_they_are_n_grams_judged_before_the_next_step(
 
 
 def test_every_refusal_was_provoked() -> None:
-    provoked = {*MODELS, *(feature for feature, _ in OPTIONS), *(feature for feature, *_ in SET)}
+    provoked = {*MODELS, TOGETHER, *(feature for feature, _ in OPTIONS), *(feature for feature, *_ in SET)}
     assert provoked == {row.feature for row in REFUSALS}
     assert len({row.feature for row in REFUSALS}) == len(REFUSALS)
 
