@@ -20,6 +20,7 @@ from app.fairness import FairQueue, Ticket
 from app.job import Job, replay
 from app.metrics import Metrics
 from app.prompting import Prompting, draft, with_ids
+from app.ranks import Ranks
 from app.reply_runner import ReplyRunner
 from app.resuming import Resumption
 from app.sampling import DEFAULT_MAX_TOKENS
@@ -45,6 +46,7 @@ class GenerationService:
         resume_replies: whether replies that a restart interrupted go on by themselves.
         active: knows what runs.
         tokenising: where text becomes token ids.
+        ranks: in which of the engine's ranks a conversation lives.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class GenerationService:
         resume_replies: bool = True,
         active: ActiveRequests | None = None,
         tokenising: Tokenising | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._tokenising = tokenising or Tokenising()
         self._store = store
@@ -67,7 +70,13 @@ class GenerationService:
         self._queue = queue
         self._active = active if active is not None else ActiveRequests()
         self._runner = ReplyRunner(
-            store, supervisor, metrics, flush_seconds=flush_seconds, forget=self._forget, active=self._active
+            store,
+            supervisor,
+            metrics,
+            flush_seconds=flush_seconds,
+            forget=self._forget,
+            active=self._active,
+            ranks=ranks,
         )
         self._resumption = Resumption(store, supervisor, self._runner, self._prepare, self._take_in)
         self._prompting = Prompting(store, supervisor, max_reply_tokens, self._tokenising)
