@@ -1,9 +1,9 @@
 """In which of the engine's ranks a conversation lives, where the engine has several.
 
 Each rank has a GPU, a scheduler and a cache of its own, and what a conversation holds in the cache lies in
-one of them. So a conversation keeps the rank that it began in. It is written into the stats of each reply, with
-the number of ranks: another number means another engine, whose caches are empty, and the conversation is placed
-anew. Without several ranks nothing of this is done.
+one of them. So a conversation keeps the rank that it began in. It is written into the stats of each reply,
+with the number of ranks: another number means another engine, whose caches are empty, and the conversation is
+placed anew. Without several ranks nothing of this is done.
 """
 
 from __future__ import annotations

@@ -70,6 +70,17 @@ def gpu_visible(gpus: list[Gpu]) -> Problem | None:
     )
 
 
+def gpus_suffice(found: int, wanted: int) -> Problem | None:
+    """There is one for each rank of the engine."""
+    if found >= wanted:
+        return None
+    return Problem(
+        Code.NO_GPU,
+        f"TANGRAM_DATA_PARALLEL_SIZE asks for {wanted} GPUs and {found} can be seen here: lower it, or give "
+        "the container more (docker compose up -d gpus, with TANGRAM_GPUS)",
+    )
+
+
 def driver_recent(gpu: Gpu) -> Problem | None:
     """The driver can run CUDA 13."""
     major = gpu.driver.split(".")[0]

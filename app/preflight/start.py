@@ -77,10 +77,13 @@ def _for_gpu(
     gpus = _visible(host.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
     if not gpus:
         return settings, [checks.gpu_visible(gpus)], None
-    gpu = gpus[0]  # vLLM takes the first one that it sees
+    used = gpus[: settings.data_parallel_size]  # vLLM takes the first ones that it sees
+    gpu = min(used, key=lambda one: one.total)  # each gets the whole model
     asked = _engine_options(settings.engine_args)
     utilisation = asked.gpu_memory_utilization or UTILISATION
-    problems = [checks.driver_recent(gpu), checks.gpu_recent(gpu), checks.memory_free(gpu, utilisation)]
+    problems = [checks.gpus_suffice(len(gpus), settings.data_parallel_size)]
+    for one in used:
+        problems += [checks.driver_recent(one), checks.gpu_recent(one), checks.memory_free(one, utilisation)]
     if gpu.total and not settings.model:
         return *_choose(settings, gpu, utilisation, say, host, environment, problems), None
     hub = _ask_hub(settings.model, host, environment, problems)
@@ -109,8 +112,9 @@ def _memory_of_host(
         return None
     available, cache = host.memory()
     length = int(asked.max_model_len) if asked.max_model_len else None
-    cache = int(given) * GIB if given and int(given) else cache
-    return checks.host_memory_suffices(available, cache, facts, config, length)
+    ranks = settings.data_parallel_size  # each has the model and a cache of its own
+    cache = int(given) * GIB if given and int(given) else cache // ranks
+    return checks.host_memory_suffices(available // ranks, cache, facts, config, length)
 
 
 def _length_is_clear(asked: str | None) -> bool:
