@@ -19,6 +19,7 @@ from app.errors import EngineNotReady
 from app.job import RANK, RANKS
 from app.prompt_ranks import PromptRanks
 from app.supervisor import EngineSupervisor
+from db.errors import NotFound
 from db.store import Store
 from tangram.errors import TangramError
 
@@ -117,7 +118,11 @@ class Ranks:
             self._busy[rank] -= 1
 
     async def _stored(self, owner: str, conversation_id: str) -> int | None:
-        for stats in await self._store.latest_stats(owner, conversation_id, LOOK_BACK):
+        try:
+            latest = await self._store.latest_stats(owner, conversation_id, LOOK_BACK)
+        except NotFound:  # it was deleted while its reply waited, which is about to be stopped
+            return None
+        for stats in latest:
             if RANK in stats:
                 return int(stats[RANK]) if stats.get(RANKS) == self.count else None
         return None

@@ -64,9 +64,13 @@ class TurnStore(Repository):
         return await self._database.read(work)
 
     async def latest_stats(self, owner_id: str, conversation_id: str, limit: int) -> list[dict[str, Any]]:
-        """The stats of the replies of a conversation that were begun last, newest first, of all branches."""
+        """The stats of the replies of a conversation that were begun last, newest first, of all branches.
+
+        Raises NotFound.
+        """
 
         def work(session: Session) -> list[dict[str, Any]]:
+            owned_conversation(session, owner_id, conversation_id)
             query = select(Message.stats).where(
                 Message.user_id == owner_id,
                 Message.conversation_id == conversation_id,

@@ -70,6 +70,16 @@ def test_the_cache_s_share_follows_what_is_free(monkeypatch: pytest.MonkeyPatch)
         assert host.cpu_cache_bytes() == expected
 
 
+@pytest.mark.parametrize("extra", [["--data-parallel-size", "4"], ["--data_parallel_size=4"], ["-dp=4"]])
+def test_ranks_share_the_host_s_memory(extra: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 32 * host.GIB)
+    assert after(cli.cpu_options([], {}), "--kv-cache-memory-bytes") == str(8 * host.GIB)
+    assert after(cli.cpu_options(extra, {}), "--kv-cache-memory-bytes") == str(2 * host.GIB)
+    assert "--data-parallel-size" not in cli.cpu_options(["-dp", "many"], {}), "that is vLLM's to refuse"
+    command = cli.vllm_command("m", TangramConfig(), extra, on_cpu=True)
+    assert [word for word in command if word in extra] == extra
+
+
 def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "/proc/meminfo": "MemTotal: 99 kB\nMemAvailable: 8388608 kB",
