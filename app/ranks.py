@@ -150,6 +150,6 @@ class Ranks:
         self._looked = now
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                self._room = Room.of((await self._supervisor.client.status())["ranks"])
+                self._room = Room.of((await self._supervisor.client.status())["engines"])
         except (TangramError, EngineNotReady, TimeoutError, KeyError):
             self._room = Room()

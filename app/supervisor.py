@@ -72,7 +72,8 @@ class EngineStatus:
 class EngineSupervisor(ABC):
     """Keeps one engine. Made before the event loop runs; `start` and `stop` belong to the app's lifespan.
 
-    ranks: how many ranks the engine that was last ready has, each with a cache of its own (app.ranks).
+    ranks: how many data parallel ranks the engine that was last ready has, each with a cache of its own
+        (app.ranks).
     """
 
     drain: Callable[[], Awaitable[None]] | None = None
@@ -243,7 +244,7 @@ class EngineSupervisor(ABC):
         try:
             memory = await client.memory()
             self.geometry = Geometry.from_dict(memory["geometry"])
-            self.ranks = max(1, len(memory["ranks"]))
+            self.ranks = max(1, len(memory["engines"]))
         except (TangramError, KeyError):
             pass  # an engine without the memory endpoint can still chat
         self._set(

@@ -26,10 +26,10 @@ from kernels import implementation, prepare, ragged_append_attention
 from kernels.layout import RaggedLayout
 from kernels.wide import staged_pages
 from tangram import runtime, seal_meter, window_backend
+from tangram.engines import own_instance
 from tangram.errors import UnsupportedError
 from tangram.layer_support import check_layer, check_shape
 from tangram.observation import Capture
-from tangram.ranks import own_instance
 from tangram.reasons import told
 from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view

@@ -133,7 +133,7 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
 
     options = []
     if not environment.get("VLLM_CPU_KVCACHE_SPACE") and not given(*CACHE_SIZE_OPTIONS):
-        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes(_ranks(extra)))]
+        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes(engines_of(extra)))]
     if not given(*COMPILATION_OPTIONS):
         options += ["--enforce-eager"]
     if not given("--worker-cls"):
@@ -141,8 +141,8 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
     return options
 
 
-def _ranks(extra: Sequence[str]) -> int:
-    """How many ranks share the host's memory. What is no number is left for vLLM to refuse."""
+def engines_of(extra: Sequence[str]) -> int:
+    """Those of data parallelism, which share the host's memory. What is no number is vLLM's to refuse."""
     asked = _value(extra, "--data-parallel-size") or _value(extra, "-dp") or ""
     return max(1, int(asked)) if asked.isdecimal() else 1
 

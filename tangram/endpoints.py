@@ -21,12 +21,12 @@ from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from tangram import asked, ranks, stall
+from tangram import asked, engines, stall
 from tangram.config import printable
+from tangram.engines import EngineCore, engines_report, merged, of_each
 from tangram.errors import ConfigError, EngineUnavailable, ProfileError, UnsupportedError
 from tangram.metrics import TIMEOUT_SECONDS, EngineMetrics
 from tangram.predict import Prediction, predict
-from tangram.ranks import Rank, merged, of_each, ranks_report
 from tangram.reports import profile_report, status_report
 from tangram.runtime import Runtime
 from tangram.telemetry import CacheSnapshot, memory_report
@@ -70,17 +70,17 @@ class TangramEndpoints:
             [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key],
             vllm_config.parallel_config.data_parallel_size,
         )
-        looks = [partial(rank.snapshot, timeout=TIMEOUT_SECONDS) for rank in self.ranks]
+        looks = [partial(core.snapshot, timeout=TIMEOUT_SECONDS) for core in self.engines]
         stall.watch(looks, stall.allowed_seconds())
 
     def serve(self, runtime: Runtime, instance: str, keys: list[str], count: int = 1) -> None:
-        """Answer for the engine of that vLLM instance id and of ``count`` ranks. Any of ``keys`` opens; none:
+        """Answer for the engine of that vLLM instance id, of ``count`` cores. Any of ``keys`` opens; none:
         open to all."""
         self.runtime = runtime
         self.started = time.monotonic()
-        self.ranks = [Rank(instance, index) for index in range(count)]
+        self.engines = [EngineCore(instance, index) for index in range(count)]
         self._lock = AuthenticationMiddleware(FastAPI(), keys) if keys else None
-        self._metrics = EngineMetrics(self.ranks, runtime.geometry.page_bytes)
+        self._metrics = EngineMetrics(self.engines, runtime.geometry.page_bytes)
 
     def _guarded(self, handler: Callable[[Request], Awaitable[Answer]]) -> Callable[..., Any]:
         async def guarded(request: Request) -> Response:
@@ -98,12 +98,12 @@ class TangramEndpoints:
         return guarded
 
     async def _snapshots(self) -> list[CacheSnapshot]:
-        """Of each rank; an answer without one of them would be a wrong one."""
-        return await asyncio.to_thread(of_each, self.ranks, Rank.snapshot)
+        """Of each core; an answer without one of them would be a wrong one."""
+        return await asyncio.to_thread(of_each, self.engines, EngineCore.snapshot)
 
     async def _worker(self) -> dict[str, Any] | None:
         """What the workers say of themselves; None if one does not answer."""
-        return await asyncio.to_thread(ranks.workers, self.ranks, TIMEOUT_SECONDS)
+        return await asyncio.to_thread(engines.workers, self.engines, TIMEOUT_SECONDS)
 
     async def _within(self, prediction: Prediction) -> Prediction:
         """With how many conversations fit the pools of this engine."""
@@ -116,7 +116,7 @@ class TangramEndpoints:
         """What runs, how it is configured and what it has done so far."""
         snapshots, worker = await self._snapshots(), await self._worker()
         report = status_report(self.runtime, merged(snapshots), worker, time.monotonic() - self.started)
-        return report | {"ranks": ranks_report(snapshots, self.runtime.geometry)}
+        return report | {"engines": engines_report(snapshots, self.runtime.geometry)}
 
     async def profile(self, _: Request) -> Answer:
         """The heads' statistics, the budgets that follow, and what they cost."""
@@ -138,7 +138,7 @@ class TangramEndpoints:
         report = memory_report(
             snapshot, own.geometry, own.shape, own.config, own.budgets(), time.time(), wanted
         )
-        return report | {"ranks": ranks_report(snapshots, own.geometry)}
+        return report | {"engines": engines_report(snapshots, own.geometry)}
 
     async def preview(self, request: Request) -> Answer:
         """What other settings would cost, without changing anything."""
@@ -152,12 +152,12 @@ class TangramEndpoints:
     async def evict(self, request: Request) -> Answer:
         """Drop idle conversations: one, those idle for so long, or all."""
         wanted = asked.evict(await asked.body(request))
-        return await asyncio.to_thread(ranks.evict, self.ranks, wanted)
+        return await asyncio.to_thread(engines.evict, self.engines, wanted)
 
     async def pin(self, request: Request) -> Answer:
         """Keep a conversation when room is made for others, or let it go."""
         wanted = asked.pin(await asked.body(request))
-        found = await asyncio.to_thread(ranks.pin, self.ranks, wanted)
+        found = await asyncio.to_thread(engines.pin, self.engines, wanted)
         if found["refused"]:
             return _error(409, f"sequence: {found['refused']}")
         if not found["conversations"]:

@@ -25,7 +25,7 @@ def available_memory() -> int:
 
 
 def cpu_cache_bytes(ranks: int = 1) -> int:
-    """Bytes of KV cache that each of an engine's ranks is to ask for on a CPU when nobody chose: vLLM's own
+    """Bytes of KV cache to ask for on a CPU, for each rank, when nobody chose: vLLM's own
     default, 92% of the machine, leaves no room for anything else and fails where anything else runs."""
     return max(LEAST, min(MOST, int(available_memory() * SHARE) // ranks))
 

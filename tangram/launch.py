@@ -84,8 +84,8 @@ def _report(config: VllmConfig) -> None:
     device = config.device_config.device
     # The worker knows which kernels a GPU runs; this process leaves the GPU alone.
     kernels = implementation(device) if device.type == "cpu" else "cuda"
-    pool, ranks = config.cache_config.kv_cache_memory_bytes, config.parallel_config.data_parallel_size
-    logger.info("%s", summary(own, prediction, kernels, pool, ranks))
+    pool, engines = config.cache_config.kv_cache_memory_bytes, config.parallel_config.data_parallel_size
+    logger.info("%s", summary(own, prediction, kernels, pool, engines))
     for warning in prediction.warnings:
         logger.warning("Ragged cache: %s", warning)
 

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tangram.engines import EngineCore, of_each
 from tangram.errors import EngineUnavailable
-from tangram.ranks import Rank, of_each
 from tangram.seal_meter import BOUNDS
 from tangram.telemetry import KINDS, CacheSnapshot
 
@@ -41,50 +41,50 @@ COUNTERS = {
 
 @dataclass
 class _Figures:
-    """What is known of one rank: its last good answers, and whether it answered this scrape."""
+    """What is known of one core: its last good answers, and whether it answered this scrape."""
 
     snapshot: CacheSnapshot | None = None
     seals: dict[str, Any] | None = None
     up: dict[str, bool] = field(default_factory=lambda: {"scheduler": False, "worker": False})
 
-    def ask(self, rank: Rank) -> None:
+    def ask(self, core: EngineCore) -> None:
         """Ask the scheduler, then the worker."""
         self.up = {"scheduler": True, "worker": True}
         try:
-            self.snapshot = rank.snapshot(timeout=TIMEOUT_SECONDS)
+            self.snapshot = core.snapshot(timeout=TIMEOUT_SECONDS)
         except EngineUnavailable:
             self.up["scheduler"] = False
         try:
-            self.seals = rank.worker(timeout=TIMEOUT_SECONDS)
+            self.seals = core.worker(timeout=TIMEOUT_SECONDS)
         except EngineUnavailable:
             self.up["worker"] = False
 
 
 class EngineMetrics(Collector):
-    """The families of one engine, each labelled with the rank, as vLLM's are (``engine="0"``).
+    """The families of one engine, each labelled with the core, as vLLM's are (``engine="0"``).
 
     Args:
-        ranks: of the engine.
+        cores: :mod:`tangram.engines`.
         page_bytes: bytes of a page.
     """
 
-    def __init__(self, ranks: Sequence[Rank], page_bytes: int) -> None:
-        self._ranks = ranks
+    def __init__(self, cores: Sequence[EngineCore], page_bytes: int) -> None:
+        self._cores = cores
         self._page_bytes = page_bytes
-        self._figures = [_Figures() for _ in ranks]
+        self._figures = [_Figures() for _ in cores]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def scrape(self) -> bytes:
-        """Ask all ranks at once, then the text format. Blocks for at most twice ``TIMEOUT_SECONDS``."""
-        of_each(self._ranks, lambda rank: self._figures[rank.index].ask(rank))
+        """Ask all cores at once, then the text format. Blocks for at most twice ``TIMEOUT_SECONDS``."""
+        of_each(self._cores, lambda core: self._figures[core.index].ask(core))
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """The families, from the last good figures. Asks nobody."""
         families: dict[str, Metric] = {}
-        for rank, figures in enumerate(self._figures):
-            for family in self._of(str(rank), figures):
+        for core, figures in enumerate(self._figures):
+            for family in self._of(str(core), figures):
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
@@ -120,7 +120,7 @@ def _one(
     engine: str,
     value: float,
 ) -> Metric:
-    """A family of one value for each rank."""
+    """A family of one value for each core."""
     family = kind(f"tangram_{name}", help_text, labels=("engine",))
     family.add_metric([engine], value)
     return family

@@ -51,7 +51,7 @@ class AtLength:
         padding_bytes: of ``bytes``, those in empty member slots and in the rounding of ``state_bytes``.
         split, split_unsplit: see :class:`tangram.balance.Balance`.
         conversations: how many such conversations a pool holds at once, one of them being answered and the
-            others idle; summed over the pools of an engine's ranks; 0 until :meth:`Prediction.within`.
+            others idle; summed over the pools of several engine cores; 0 until :meth:`Prediction.within`.
     """
 
     tokens: int

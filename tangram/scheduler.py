@@ -17,11 +17,11 @@ from vllm.v1.request import Request
 from tangram.config import TangramConfig
 from tangram.control import ControlServer, socket_path
 from tangram.crowd import Crowd
+from tangram.engines import own_instance
 from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
 from tangram.manager import RaggedManager
 from tangram.pins import set_pin
-from tangram.ranks import own_instance
 from tangram.reasons import told
 from tangram.room import Policy
 from tangram.support import check_supported

@@ -88,7 +88,7 @@ def watch(
     """Watch from a thread of its own; None where ``seconds`` is 0.
 
     Args:
-        looks: one for each rank of the engine: that others get on helps nobody whose rank does not.
+        looks: one for each engine core: that others get on helps nobody whose core does not.
     """
     if not seconds:
         return None

@@ -21,15 +21,15 @@ def prediction_of(own: Runtime) -> Prediction:
 
 
 def summary(
-    own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int | None, ranks: int = 1
+    own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int | None, engines: int = 1
 ) -> str:
     """One line: how the cache is cut and what fits.
 
     Args:
         prediction: :func:`prediction_of`.
         kernels: the implementation that runs, as in ``GET /tangram/status``.
-        pool_bytes: of the KV cache, of each rank; None while only vLLM's measurement at start will tell.
-        ranks: of the engine.
+        pool_bytes: of the KV cache, of each engine; None while only vLLM's measurement at start will tell.
+        engines: how many there are.
     """
     g, (at,) = own.geometry, prediction.at
     fit = f"a conversation of {at.tokens} tokens takes {at.bytes / MIB:.1f} MiB"
@@ -39,7 +39,7 @@ def summary(
         f"Ragged cache: retention {own.config.retention:g}, {_by(own)}, {g.num_tiers} tiers, groups of "
         f"{g.group_size} heads, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
         f"({at.full_bytes / MIB:.1f} MiB uncompressed)"
-        f"{f'; {ranks} ranks, each with a cache of its own' if ranks > 1 else ''}"
+        f"{f'; {engines} engines, each with a cache of its own' if engines > 1 else ''}"
     )
 
 

@@ -64,7 +64,7 @@ def _drafts(vllm: VllmConfig) -> bool:
 
 
 def _many_hosts(vllm: VllmConfig) -> bool:
-    """Ranks that are, or with Ray may be, on another host than the API server."""
+    """Engines that are, or with Ray may be, on another host than the API server."""
     parallel = vllm.parallel_config
     return parallel.data_parallel_size > 1 and (
         parallel.data_parallel_size_local != parallel.data_parallel_size
@@ -163,13 +163,13 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda vllm: (
             vllm.parallel_config.data_parallel_external_lb or vllm.parallel_config.data_parallel_hybrid_lb
         ),
-        "a conversation stays in the rank that has its pages, so one server must know all ranks",
+        "a conversation stays in the engine that has its pages, so one server must know all of them",
         "give --data-parallel-size only",
     ),
     Refusal(
         "data parallelism over several hosts",
         _many_hosts,
-        "the API server asks each rank for its memory over a socket of the host",
+        "the API server asks each engine for its memory over a socket of the host",
         "start one engine a host, each with its own share of the users",
     ),
     Refusal(
@@ -178,7 +178,7 @@ REFUSALS: tuple[Refusal, ...] = (
             vllm.parallel_config.data_parallel_size > 1
             and (vllm.model_config.is_moe or vllm.parallel_config.enable_elastic_ep)
         ),
-        "its ranks share the experts and take every step together, empty ones too, which was not tested",
+        "its engines share the experts and take every step together, empty ones too, which was not tested",
         f"leave --data-parallel-size at 1; {ONE_ENGINE}",
     ),
     Refusal(

@@ -28,7 +28,7 @@ class Sequence:
         resumes_at: tokens that whoever continues it need not compute, at most: what the row holds. None
             while running.
         pinned: whether it stays when room is made for others.
-        rank: of the engine's ranks (:mod:`tangram.ranks`) the one whose pool it lies in.
+        engine: number of the engine core whose pool it lies in (:mod:`tangram.engines`).
     """
 
     id: str
@@ -40,7 +40,7 @@ class Sequence:
     shared_pages: int = 0
     resumes_at: int | None = None
     pinned: bool = False
-    rank: int = 0
+    engine: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class CacheSnapshot:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], rank: int = 0) -> CacheSnapshot:
-        """The inverse of :meth:`to_dict`, of the rank that it came from."""
-        sequences = [Sequence(**{**sequence, "rank": rank}) for sequence in data["sequences"]]
+    def from_dict(cls, data: dict[str, Any], engine: int = 0) -> CacheSnapshot:
+        """The inverse of :meth:`to_dict`, of the engine that it came from."""
+        sequences = [Sequence(**{**sequence, "engine": engine}) for sequence in data["sequences"]]
         return cls(**{**data, "sequences": sequences})
 
     def held(self, *states: str) -> int:

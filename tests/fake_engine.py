@@ -303,7 +303,7 @@ class FakeEngine:
             },
             "heads": telemetry.heads_report(shape, shown, self.budget),
             "sequences": [asdict(sequence) for sequence in shown],
-            "ranks": self._ranks(sequences),
+            "engines": self._engines(sequences),
             "full_cache_bytes": sum(shape.full_bytes(n) for n in lengths),
             "used_bytes": sum(s.pages for s in shown) * shape.page_bytes,
             "counters": {
@@ -316,11 +316,11 @@ class FakeEngine:
             },
         }
 
-    def _ranks(self, sequences: list[telemetry.Sequence]) -> list[dict[str, Any]]:
-        of = [[s for s in sequences if s.rank == rank] for rank in range(self.config.ranks)]
+    def _engines(self, sequences: list[telemetry.Sequence]) -> list[dict[str, Any]]:
+        of = [[s for s in sequences if s.engine == rank] for rank in range(self.config.ranks)]
         return [
             {
-                "rank": rank,
+                "engine": rank,
                 "requests": {"running": sum(s.state == "running" for s in own), "waiting": 0},
                 "conversations": sum(s.state == "resident" for s in own),
                 "pool": {
@@ -402,7 +402,7 @@ class FakeEngine:
                 "pool": {"total_pages": TOTAL_PAGES},
                 "geometry": {"row_width": self.geometry.row_width(self.config.max_model_len)},
                 "model": {"max_model_len": self.config.max_model_len},
-                "ranks": self.memory()["ranks"],
+                "engines": self.memory()["engines"],
             }
             return refused(request) or JSONResponse(about)
 
@@ -460,11 +460,11 @@ def _seen(shape: Geometry, state: str, sequence: Sequence, now: float) -> teleme
     n = len(sequence.tokens)
     if state == "running":
         held = (shape.sealed(n), shape.pages(n), None)
-        return telemetry.Sequence(sequence.id, state, n, *held, pinned=sequence.pinned, rank=sequence.rank)
+        return telemetry.Sequence(sequence.id, state, n, *held, pinned=sequence.pinned, engine=sequence.rank)
     last, idle = n // shape.page_tokens * shape.page_tokens, now - sequence.touched
     held = (shape.sealed(last - 1), shape.idle_pages(n), idle)
     return telemetry.Sequence(
-        sequence.id, state, n, *held, resumes_at=last, pinned=sequence.pinned, rank=sequence.rank
+        sequence.id, state, n, *held, resumes_at=last, pinned=sequence.pinned, engine=sequence.rank
     )
 
 

@@ -71,7 +71,7 @@ def gpu_visible(gpus: list[Gpu]) -> Problem | None:
 
 
 def gpus_suffice(found: int, wanted: int) -> Problem | None:
-    """There is one for each rank of the engine."""
+    """There is one for each engine."""
     if found >= wanted:
         return None
     return Problem(

@@ -63,10 +63,10 @@ async def test_a_conversation_keeps_its_rank_over_turns_edits_and_new_versions(
         assert len(ranks) == 4
         assert len(set(ranks)) == 1
         seen[conversation] = ranks[0]
-        assert (first.stats["engine_rank"], first.stats["engine_ranks"]) == (int(str(ranks[0])), 3)
+        assert (first.stats["engine"], first.stats["engines"]) == (int(str(ranks[0])), 3)
     assert sorted(map(str, seen.values())) == ["0", "1", "2"], "they are spread"
     memory = await product.services.engine.memory()
-    assert {row["rank"] for row in memory["sequences"]} == {0, 1, 2}
+    assert {row["engine"] for row in memory["sequences"]} == {0, 1, 2}
 
 
 async def test_ranks_survive_a_restart_of_the_app(settings: Settings, fake_engine: FakeEngine) -> None:
@@ -116,7 +116,7 @@ async def test_with_one_rank_there_is_no_header_and_nothing_is_noted(
     reply = await product.reply(conversation, "/say hello")
     await chat(product, [{"role": "user", "content": "/say hello"}])
     assert asked(fake_engine) == [None, None]
-    assert not [name for name in reply.stats if name.startswith("engine_")]
+    assert not [name for name in reply.stats if name.startswith("engine")]
 
 
 async def test_stateless_clients_come_back_to_their_rank(product: Product, fake_engine: FakeEngine) -> None:

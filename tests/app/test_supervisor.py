@@ -106,7 +106,7 @@ async def test_the_engine_gets_as_many_ranks_as_are_set(make: Any, size: int) ->
     async with make(settings={"data_parallel_size": size}) as engine:
         await engine.wait_ready()
         assert engine.ranks == size
-        assert [one["rank"] for one in (await engine.client.memory())["ranks"]] == [*range(size)]
+        assert [one["engine"] for one in (await engine.client.memory())["engines"]] == [*range(size)]
 
 
 async def test_killed_engine_is_restarted(make: Any) -> None:

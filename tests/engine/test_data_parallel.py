@@ -1,4 +1,4 @@
-"""A whole `tangram serve` of two ranks: a conversation lies in one of them, and what is told is of both."""
+"""A whole `tangram serve` of two engines: a conversation lies in one of them, and what is told is of both."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ async def test_conversations_live_in_the_rank_that_was_named(url: str) -> None:
             assert usage.cached_tokens == held // 16 * 16, "up to a page's edge"
 
         memory = await client.memory()
-        rows = {row["rank"]: row for row in memory["sequences"]}
+        rows = {row["engine"]: row for row in memory["sequences"]}
         assert len(memory["sequences"]) == 2
         for rank in range(2):
             assert rows[rank]["tokens"] == len(talks[rank]) + 11
-            own = memory["ranks"][rank]
-            assert (own["rank"], own["conversations"]) == (rank, 1)
+            own = memory["engines"][rank]
+            assert (own["engine"], own["conversations"]) == (rank, 1)
             assert own["pool"]["resident_pages"] == rows[rank]["pages"] > 0
         assert memory["pool"]["resident_pages"] == sum(row["pages"] for row in rows.values())
-        assert memory["pool"]["total_pages"] == sum(one["pool"]["total_pages"] for one in memory["ranks"])
+        assert memory["pool"]["total_pages"] == sum(one["pool"]["total_pages"] for one in memory["engines"])
         assert memory["counters"]["takeovers"] >= 2
         alone = [await client.memory(rows[rank]["id"]) for rank in range(2)]
         for layer, row in enumerate(memory["heads"]["tokens_kept"]):
@@ -118,17 +118,17 @@ async def test_conversations_live_in_the_rank_that_was_named(url: str) -> None:
         assert other == seconds[0][0]
 
 
-async def test_pinning_evicting_and_metrics_reach_both_ranks(url: str) -> None:
+async def test_pinning_evicting_and_metrics_reach_both_engines(url: str) -> None:
     async with EngineClient(url) as client:
         await client.evict(everything=True)
         for rank in range(2):
             await say(client, words(rank, 120), "bob", rank)
-        rows = {row["rank"]: row for row in (await client.memory())["sequences"]}
+        rows = {row["engine"]: row for row in (await client.memory())["sequences"]}
         for rank in range(2):
             assert await client.pin(rows[rank]["id"]) == {"conversations": 1}
         assert await client.evict(everything=True) == {"conversations": 0, "pages": 0}, "both are pinned"
         assert await client.evict(sequence=rows[1]["id"]) == {"conversations": 1, "pages": rows[1]["pages"]}
-        assert [row["rank"] for row in (await client.memory())["sequences"]] == [0]
+        assert [row["engine"] for row in (await client.memory())["sequences"]] == [0]
         seen = await metrics(client)
         for rank in ("0", "1"):
             assert seen["tangram_up", rank, "scheduler"] == seen["tangram_up", rank, "worker"] == 1
@@ -149,7 +149,7 @@ async def test_pinning_evicting_and_metrics_reach_both_ranks(url: str) -> None:
 
 
 async def metrics(client: EngineClient) -> dict[tuple[str, ...], float]:
-    """Our samples by name and labels, the rank first."""
+    """Our samples by name and labels, the engine first."""
     labels = ("engine", "part", "kind")
     return {
         (sample.name, *(sample.labels[name] for name in labels if name in sample.labels)): sample.value
@@ -163,7 +163,7 @@ async def test_vllm_chooses_where_nobody_did_and_refuses_what_is_not_there(url: 
     async with EngineClient(url) as client:
         await client.evict(everything=True)
         await asyncio.gather(*(say(client, words(100 * index, 80), "eve", None, 40) for index in range(6)))
-        seen: list[Any] = [row["rank"] for row in (await client.memory())["sequences"]]
+        seen: list[Any] = [row["engine"] for row in (await client.memory())["sequences"]]
         assert sorted(seen) == [0, 0, 0, 1, 1, 1]
         with pytest.raises(EngineRejected, match="data_parallel_rank 2 is out of range") as error:
             await say(client, words(0, 20), "eve", 2)
@@ -177,7 +177,7 @@ async def test_what_is_stopped_leaves_its_rank(url: str) -> None:
             request = CompletionRequest("tiny", words(rank, 50), 900, cache_salt="joe", rank=rank)
             async with contextlib.aclosing(client.stream(request)) as chunks:
                 await anext(chunks)
-                running = [one["requests"]["running"] for one in (await client.status())["ranks"]]
+                running = [one["requests"]["running"] for one in (await client.status())["engines"]]
                 assert running == [int(rank == 0), int(rank == 1)]
             async with asyncio.timeout(30):
                 while (await client.status())["requests"]["running"]:  # noqa: ASYNC110 - no event tells

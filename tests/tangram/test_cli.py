@@ -71,7 +71,7 @@ def test_the_cache_s_share_follows_what_is_free(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("extra", [["--data-parallel-size", "4"], ["--data_parallel_size=4"], ["-dp=4"]])
-def test_ranks_share_the_host_s_memory(extra: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_share_the_host_s_memory(extra: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_memory", lambda: 32 * host.GIB)
     assert after(cli.cpu_options([], {}), "--kv-cache-memory-bytes") == str(8 * host.GIB)
     assert after(cli.cpu_options(extra, {}), "--kv-cache-memory-bytes") == str(2 * host.GIB)

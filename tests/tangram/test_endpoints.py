@@ -31,11 +31,11 @@ from tangram.config import TangramConfig
 from tangram.control import ControlServer
 from tangram.drift import LEAST_CHUNKS, DriftMeter, KeyReference
 from tangram.endpoints import TangramEndpoints
+from tangram.engines import EngineCore
 from tangram.errors import EngineRejected, EngineUnavailable
 from tangram.metrics import COUNTERS
 from tangram.predict import predict
 from tangram.profile import ModelShape, Profile, build_geometry, in_force, load_profile
-from tangram.ranks import Rank
 from tangram.runtime import Runtime
 from tangram.seal_meter import BOUNDS, SealMeter
 from tangram.telemetry import CacheSnapshot, Sequence
@@ -442,9 +442,9 @@ async def test_what_does_not_answer_keeps_its_last_figures_and_is_down(
     endpoints.serve(runtime(), "t", [])
     async with http:
         before = samples((await http.get("/metrics")).text)
-        monkeypatch.setattr(Rank, "snapshot", dead)
+        monkeypatch.setattr(EngineCore, "snapshot", dead)
         no_scheduler = samples((await http.get("/metrics")).text)
-        monkeypatch.setattr(Rank, "worker", dead)
+        monkeypatch.setattr(EngineCore, "worker", dead)
         neither = samples((await http.get("/metrics")).text)
     ours = {name for name in before if name.startswith("tangram_") and "tangram_up" not in name}
     assert ours
@@ -484,7 +484,7 @@ async def test_a_slow_scheduler_does_not_stop_the_event_loop(monkeypatch: pytest
             raise EngineUnavailable("the event loop was blocked")
         return SNAPSHOT
 
-    monkeypatch.setattr(Rank, "snapshot", slow)
+    monkeypatch.setattr(EngineCore, "snapshot", slow)
     async with http:
         for path in ("/metrics", "/tangram/memory"):
             asked.clear()

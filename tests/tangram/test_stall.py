@@ -72,7 +72,7 @@ def test_the_watch_ends_the_process_once() -> None:
     assert watch([lambda: snapshot(1)], 0.0, ended.clear) is None
 
 
-def test_one_rank_that_gets_nowhere_is_enough() -> None:
+def test_one_engine_that_gets_nowhere_is_enough() -> None:
     ended, tokens = threading.Event(), itertools.count()
     thread = watch([lambda: snapshot(next(tokens)), lambda: snapshot(1)], 0.2, ended.set)
     assert thread is not None
@@ -80,7 +80,7 @@ def test_one_rank_that_gets_nowhere_is_enough() -> None:
     thread.join(5)
 
 
-def test_ranks_that_get_on_are_left_alone() -> None:
+def test_engines_that_get_on_are_left_alone() -> None:
     ended, tokens, enough = threading.Event(), itertools.count(), threading.Event()
 
     def look() -> CacheSnapshot:

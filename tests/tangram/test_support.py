@@ -236,14 +236,14 @@ EXPERTS: dict[str, Any] = {
 }
 
 
-def test_several_ranks_on_one_host_are_served(llama: Path, said: list[str]) -> None:
+def test_several_engines_on_one_host_are_served(llama: Path, said: list[str]) -> None:
     for arguments in (["--data-parallel-size", "2"], ["-dp=3", "--data-parallel-size-local", "3"]):
         launch.check([*plain_options(llama), "--worker-cls", CPU_WORKER, *arguments])
     told = [line.rpartition("; ")[2] for line in said if "uncompressed" in line]
-    assert told == [f"{ranks} ranks, each with a cache of its own" for ranks in (2, 3)]
+    assert told == [f"{engines} engines, each with a cache of its own" for engines in (2, 3)]
 
 
-def test_experts_are_served_by_one_rank_only(tmp_path: Path) -> None:
+def test_experts_are_served_by_one_engine_only(tmp_path: Path) -> None:
     _know("mixtral", "MixtralForCausalLM")
     folder = write_config(tmp_path, **COMMON | EXPERTS)
     check_supported(configured(folder))

@@ -1,7 +1,7 @@
-"""The ranks of an engine: one, or with ``--data-parallel-size N`` so many, each with a scheduler, worker and
-pool of its own, behind one API server.
+"""The engine cores behind one API server: one, or with ``--data-parallel-size N`` so many, each with a
+scheduler, workers and a pool of its own.
 
-vLLM runs the ranks of a dense model as engines that know nothing of each other, and gives all of them one
+vLLM runs those of a dense model as engines that know nothing of each other, and gives all of them one
 instance id. So each answers on sockets of its own, and what is told of all is put together here.
 """
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def instance_of(instance: str, rank: int) -> str:
-    """The name under which a rank of a vLLM instance answers; the first has the instance's own."""
-    return f"{instance}_dp{rank}" if rank else instance
+def instance_of(instance: str, core: int) -> str:
+    """The name under which a core of a vLLM instance answers; the first has the instance's own."""
+    return f"{instance}_dp{core}" if core else instance
 
 
 def own_instance(vllm_config: VllmConfig) -> str:
-    """The name under which this process, a rank's scheduler or worker, answers. A rank of a dense model takes
+    """The name under which this process, a core's scheduler or worker, answers. A core of a dense model takes
     itself for the only one: just the index still tells which one it is."""
     return instance_of(vllm_config.instance_id, vllm_config.parallel_config.data_parallel_index)
 
 
-class Rank:
+class EngineCore:
     """One of them, as the API server asks it.
 
     Args:
@@ -57,38 +57,38 @@ class Rank:
         return control.call(control.worker_socket(self._name), "worker", **options)
 
 
-def of_each(ranks: Sequence[Rank], ask: Callable[[Rank], T]) -> list[T]:
+def of_each(cores: Sequence[EngineCore], ask: Callable[[EngineCore], T]) -> list[T]:
     """Ask all of them at once; the answers in their order. Blocks. Raises what the first one raised."""
-    if len(ranks) == 1:
-        return [ask(ranks[0])]
-    with ThreadPoolExecutor(len(ranks), "tangram-ask") as threads:
-        return list(threads.map(ask, ranks))
+    if len(cores) == 1:
+        return [ask(cores[0])]
+    with ThreadPoolExecutor(len(cores), "tangram-ask") as threads:
+        return list(threads.map(ask, cores))
 
 
-def evict(ranks: Sequence[Rank], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Have every rank evict what is asked; how many ``conversations`` and ``pages`` that were in all."""
-    done = of_each(ranks, lambda rank: rank.ask("evict", **wanted))
+def evict(cores: Sequence[EngineCore], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Have every core evict what is asked; how many ``conversations`` and ``pages`` that were in all."""
+    done = of_each(cores, lambda core: core.ask("evict", **wanted))
     return {name: sum(one[name] for one in done) for name in ("conversations", "pages")}
 
 
-def pin(ranks: Sequence[Rank], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Have the rank that holds a conversation pin it; how many ``conversations`` that were, and why it was
+def pin(cores: Sequence[EngineCore], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Have the core that holds a conversation pin it; how many ``conversations`` that were, and why it was
     ``refused``, "" if it was not."""
-    done = of_each(ranks, lambda rank: rank.ask("pin", **wanted))
+    done = of_each(cores, lambda core: core.ask("pin", **wanted))
     refused = next((one["refused"] for one in done if one["refused"]), "")
     return {"conversations": sum(one["conversations"] for one in done), "refused": refused}
 
 
-def workers(ranks: Sequence[Rank], timeout: float) -> dict[str, Any] | None:
+def workers(cores: Sequence[EngineCore], timeout: float) -> dict[str, Any] | None:
     """What the workers of all say, as one; None where one does not answer."""
     try:
-        return merged_workers(of_each(ranks, lambda rank: rank.worker(timeout=timeout)))
+        return merged_workers(of_each(cores, lambda core: core.worker(timeout=timeout)))
     except EngineUnavailable:
         return None
 
 
 def merged(snapshots: Sequence[CacheSnapshot]) -> CacheSnapshot:
-    """The pools of several ranks as one: pages, requests and counters summed, the sequences of all."""
+    """The pools of several cores as one: pages, requests and counters summed, the sequences of all."""
     if len(snapshots) == 1:
         return snapshots[0]
     return CacheSnapshot(
@@ -103,8 +103,8 @@ def merged(snapshots: Sequence[CacheSnapshot]) -> CacheSnapshot:
 
 
 def merged_workers(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of several ranks' workers as one's (see :mod:`tangram.seal_meter`). Seals are summed. The
-    drift is that of the rank which is furthest off: each compares what it serves itself."""
+    """The figures of several cores' workers as one's (see :mod:`tangram.seal_meter`). Seals are summed. The
+    drift is that of the core which is furthest off: each compares what it serves itself."""
     if len(said) == 1:
         return said[0]
     drifts = [one["drift"] for one in said if one.get("drift")]
@@ -117,16 +117,16 @@ def merged_workers(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def ranks_report(snapshots: Sequence[CacheSnapshot], geometry: Geometry) -> list[dict[str, Any]]:
-    """What each rank has, for whoever chooses one for a new conversation."""
+def engines_report(snapshots: Sequence[CacheSnapshot], geometry: Geometry) -> list[dict[str, Any]]:
+    """What each core has, for whoever chooses one for a new conversation."""
     return [
         {
-            "rank": rank,
+            "engine": engine,
             "requests": {"running": one.running, "waiting": one.waiting},
             "conversations": one.held("resident"),
             "pool": pool_report(one, geometry),
         }
-        for rank, one in enumerate(snapshots)
+        for engine, one in enumerate(snapshots)
     ]
 
 
