@@ -8,6 +8,11 @@ in parts:
 
     split -b 55M SmolLM2-135M-Instruct.Q4_1.gguf part.      cat part.* > model.gguf
 
+With several GPUs, of which each engine then uses so many (SmolLM2 has three KV heads, which two cannot
+share; a model of random weights, with eight, is made on the spot, and its prompts are random too):
+
+    python benchmarks/gpu_identity.py --random --tensor-parallel-size 2 --json /dev/stdout
+
 Conversations of four turns, with excerpts of a text of very different lengths, greedy, with torch.compile
 and CUDA graphs. All histories hold stock vLLM's answers, so each answer can be compared by itself. Each
 engine answers twice: all conversations at once, and one after another with an empty cache for each. In 16
@@ -22,13 +27,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from engines import ROOT, answers_channel, child, device, engine_options, write_json
+from engines import MODEL, ROOT, answers_channel, child, device, engine_options, write_json
 
 RETENTION = {"stock": None, "tangram": 1.0}
 PAIRS = (
@@ -46,6 +52,9 @@ QUESTIONS = (
     "Name three conditions that it sets.",
     "Write a short poem about this text.",
 )
+RANDOM = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16}
+RANDOM |= {"num_key_value_heads": 8, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": False}
+"""What makes of Qwen3-4B's configuration one whose weights are quickly drawn."""
 EXCERPTS = (0, 200, 500, 900, 1500, 2200, 3000, 4000, 5000, 6500, 8000, 10000)
 """Characters of a conversation's excerpt: from nothing to beyond several seal boundaries."""
 
@@ -68,6 +77,7 @@ def worker(job: dict[str, Any]) -> None:
         kv_cache_memory_bytes=int(job["kv_gib"] * 2**30),
         enforce_eager=job["eager"],
         enable_prefix_caching=True,
+        tensor_parallel_size=job["ranks"],
         **options,
     )
     params = SamplingParams(
@@ -112,8 +122,12 @@ def main() -> None:
         return
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = prepared(arguments.model, Path(folder))
-        openings, follow_ups = conversations(model, arguments.conversations)
+        if arguments.random:
+            model = random_model(Path(folder) / "random")
+            openings, follow_ups = drawn(arguments.conversations)
+        else:
+            model = prepared(arguments.model, Path(folder))
+            openings, follow_ups = conversations(model, arguments.conversations)
         lengths = sorted(len(tokens) for tokens in openings)
         print(f"{len(openings)} conversations; first prompts of {lengths[0]} to {lengths[-1]} tokens")
         for dtype in arguments.dtypes:
@@ -131,6 +145,7 @@ def main() -> None:
                     "kv_gib": arguments.kv_gib,
                     "max_model_len": arguments.max_model_len,
                     "eager": arguments.eager,
+                    "ranks": arguments.tensor_parallel_size,
                 }
                 (said,) = child(__file__, job, Path(folder))
                 sides[engine], sides[f"{engine}, one at a time"] = said["together"], said["alone"]
@@ -153,6 +168,54 @@ def prepared(model: Path, folder: Path) -> Path:
     sys.modules.setdefault("mistral_common", None)  # type: ignore[arg-type]
     expand(model, made)
     return made
+
+
+def random_model(folder: Path) -> Path:
+    """A Qwen3 of random weights, twelve layers of 16 query and 8 KV heads. They are large enough that each
+    token depends on distant ones, and that the best next token stands out."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = MODEL | RANDOM
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    draw = torch.Generator().manual_seed(0)
+    width, inner, size = (int(str(config[name])) for name in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, kv = (size * int(str(config[f"num_{kind}_heads"])) for kind in ("attention", "key_value"))
+    shapes = {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (kv, width),
+        "self_attn.v_proj": (kv, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
+    norms = {"input_layernorm": width, "post_attention_layernorm": width}
+    norms |= {"self_attn.q_norm": size, "self_attn.k_norm": size}
+    words = (int(str(config["vocab_size"])), width)
+    weights = {
+        f"{name}.weight": torch.randn(*words, generator=draw) for name in ("model.embed_tokens", "lm_head")
+    }
+    weights["model.norm.weight"] = torch.ones(width)
+    for layer in range(int(str(config["num_hidden_layers"]))):
+        prefix = f"model.layers.{layer}."
+        for name, shape in shapes.items():
+            weights[f"{prefix}{name}.weight"] = torch.randn(*shape, generator=draw) * shape[1] ** -0.5
+        weights |= {f"{prefix}{name}.weight": torch.ones(count) for name, count in norms.items()}
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+def drawn(count: int) -> tuple[list[list[int]], list[list[int]]]:
+    """As :func:`conversations`, of token ids that mean nothing."""
+    draw = random.Random(0)
+
+    def ids(length: int) -> list[int]:
+        return [draw.randrange(3, RANDOM["vocab_size"]) for _ in range(length)]
+
+    openings = [ids(16 + EXCERPTS[index % len(EXCERPTS)] // 4) for index in range(count)]
+    return openings, [ids(24) for _ in QUESTIONS]
 
 
 def conversations(model: Path, count: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -220,6 +283,8 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="a model's directory, or a GGUF file")
+    parser.add_argument("--random", action="store_true", help="instead: random weights, and random prompts")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs of an engine")
     parser.add_argument(
         "--dtypes", nargs="+", default=["float16", "bfloat16"], choices=["float16", "bfloat16", "float32"]
     )
@@ -231,8 +296,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write all figures here")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.model is None and not arguments.worker:
-        parser.error("--model is needed")
+    if (arguments.model is None) != arguments.random and not arguments.worker:
+        parser.error("either --model or --random is needed")
     return arguments
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tangram.errors import UnsupportedError
-from tangram.support import REFUSALS
+from tangram.support import REFUSALS, SPREADING
 
 NGRAM = ("ngram", "[ngram]")
 PLAIN_CACHE_TYPES = ("auto", "half", "float", "float16", "bfloat16", "float32")
@@ -30,7 +30,6 @@ def _drafts(asked: Namespace) -> bool:
 def _many_hosts(asked: Namespace) -> bool:
     return asked.data_parallel_size > 1 and (
         asked.data_parallel_size_local not in (None, asked.data_parallel_size)
-        or asked.nnodes > 1
         or asked.data_parallel_backend != "mp"
         or asked.headless
     )
@@ -46,7 +45,9 @@ def _events(asked: Namespace) -> bool:
 ASKED_BY: Mapping[str, Callable[[Namespace], Any]] = {
     "a pooling model (embeddings, rewards, classification)": lambda asked: asked.runner == "pooling",
     "KV sharing between layers": lambda asked: asked.kv_sharing_fast_prefill,
-    "tensor parallelism": lambda asked: asked.tensor_parallel_size > 1,
+    "an engine that is spread over several hosts": lambda asked: (
+        asked.nnodes > 1 or asked.distributed_executor_backend in SPREADING
+    ),
     "pipeline parallelism": lambda asked: asked.pipeline_parallel_size > 1,
     "data parallelism with a balancer outside the engine": lambda asked: (
         asked.data_parallel_rank is not None

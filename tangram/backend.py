@@ -30,6 +30,7 @@ from tangram.engines import own_instance
 from tangram.errors import UnsupportedError
 from tangram.layer_support import check_layer, check_shape
 from tangram.observation import Capture
+from tangram.ranks import Ranks
 from tangram.reasons import told
 from tangram.sealer import Sealer
 from tangram.spec import RaggedSpec, pool_view
@@ -90,7 +91,7 @@ class RaggedBackend(AttentionBackend):
                     "the ragged cache serves full attention, beside sliding-window layers; this model has "
                     f"{type(spec).__name__}"
                 )
-            expected = (geometry.kv_heads, geometry.head_size)
+            expected = (geometry.rank_heads, geometry.head_size)
             check_shape(spec.num_kv_heads, spec.head_size, spec.head_size_v, expected)
             return RaggedSpec.from_full(spec, geometry)
 
@@ -104,7 +105,7 @@ class RaggedMetadata:
         rows: int32 [requests, width], page ids.
         query_start_loc: int32 [requests + 1].
         seq_lens: int32 [requests], lengths after the step.
-        tables: layer name to (head_tier, head_member), int32 [kv_heads] each.
+        tables: layer name to (head_tier, head_member), int32 [kv_heads] each, of this rank's heads.
         capture: queries to copy aside for a later seal, if any.
         max_query, singles: what the attention may know of the step, see :func:`kernels.ragged_attention`.
         wide: how to go about it, if it crosses a seal boundary.
@@ -154,9 +155,10 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         # Before the engine says that it is ready, not in somebody's first request.
         prepare(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
         kernels = implementation(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
-        meter = seal_meter.serve(own_instance(vllm_config), kernels)
+        ranks = Ranks.current(kv_cache_spec.geometry.ranks)
+        meter = seal_meter.serve(own_instance(vllm_config), kernels, ranks.rank)
         own = runtime.active()
-        self.geometry = kv_cache_spec.geometry
+        self.geometry = kv_cache_spec.geometry.of_rank(ranks.rank)
         self.layout = runtime.kernel_layout(self.geometry)
         self.dtype = kv_cache_spec.dtype
         self._pool: torch.Tensor | None = None
@@ -169,7 +171,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             for layer in (own.row(extract_layer_index(name)),)
         }
         layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
-        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter)
+        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter, ranks)
         impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
         self.wide = wide_steps(vllm_config, impl.num_heads, self.dtype, device)
         self.wide.meter = meter
@@ -218,7 +220,7 @@ def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: 
     pass on, by which vLLM measures memory before there is a cache.
 
     Args:
-        heads: query heads of a layer.
+        heads: query heads of a layer on this rank.
     """
     key = (vllm_config.instance_id, heads, dtype, device.type)
     if (found := _shared.get(key)) is not None:
@@ -231,7 +233,7 @@ def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: 
     )
     made = _shared[key] = WideSteps(
         layout,
-        (heads, own.geometry.kv_heads),
+        (heads, own.geometry.rank_heads),
         own.config.sink,
         staged_pages(layout, tokens, own.geometry.least_wide),
         flash_version(device, dtype, layout) if native else None,

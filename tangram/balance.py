@@ -1,14 +1,15 @@
 """How evenly a decode step's reading is shared out, from the formula: what ``kernels/cuda/share.cuh`` does.
 
 All heads' histories of a layer are laid end to end in units of 16 tokens and cut into equal runs, one for
-each block. With one block a head instead, all would wait for the head that keeps most.
+each block. With one block a head instead, all would wait for the head that keeps most. With tensor
+parallelism each rank shares out its own heads, and after every layer all wait for the one that reads most.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tangram.geometry import Geometry, ceil_div
+from tangram.geometry import Geometry, ceil_div, rank_of
 
 UNIT = 16
 LEAST_RUN = 8
@@ -30,13 +31,16 @@ class Balance:
 
 
 def balance(geometry: Geometry, tokens: int, blocks: int = BLOCKS) -> Balance:
-    """Of a conversation of ``tokens`` tokens, at least 1, on so many blocks."""
+    """Of a conversation of ``tokens`` tokens, at least 1, on so many blocks of each rank."""
     cut = unsplit = 0.0
     kept = [ceil_div(geometry.kept_tokens(tokens, tier), UNIT) for tier in range(geometry.num_tiers)]
     for row in geometry.head_tier:
         units = [kept[tier] for tier in row]
-        total = sum(units)
-        run = max(LEAST_RUN, ceil_div(total, blocks))
-        cut += total / (ceil_div(total, run) * run)
-        unsplit += total / (len(units) * max(units))
+        shares = [0] * geometry.ranks
+        for head, count in enumerate(units):
+            shares[rank_of((0, head), geometry.kv_heads, geometry.ranks)] += count
+        runs = [max(LEAST_RUN, ceil_div(share, blocks)) for share in shares]
+        used = sum(ceil_div(share, run) for share, run in zip(shares, runs, strict=True))
+        cut += sum(shares) / (used * max(runs))
+        unsplit += sum(units) / (len(units) * max(units))
     return Balance(cut / geometry.layers, unsplit / geometry.layers)

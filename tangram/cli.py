@@ -20,7 +20,7 @@ from tangram import profile_command, shipped
 from tangram.calibration import command as calibrate_command
 from tangram.config import HELP, KEY, TangramConfig
 from tangram.errors import ConfigError, TangramError, Unreachable
-from tangram.host import cpu_cache_bytes
+from tangram.host import cpu_cache_bytes, cpu_threads, memory_nodes
 from tangram.hub import check_reachable, local_path
 from tangram.naming import as_asked, option, variable
 from tangram.plan import command as plan_command
@@ -33,8 +33,11 @@ POLLED = ("/health", "/metrics", "/tangram/memory", "/tangram/status", "/tangram
 ACCESS_LOG_OPTIONS = ("--disable-access-log-for-endpoints", "--disable-uvicorn-access-log")
 CACHE_SIZE_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 COMPILATION_OPTIONS = ("--enforce-eager", "--no-enforce-eager", "--compilation-config", "-cc")
+TENSOR_OPTIONS = ("--tensor-parallel-size", "-tp")
+DATA_OPTIONS = ("--data-parallel-size", "-dp")
 RESHAPING_OPTIONS = ("--hf-overrides", "--hf-config-path")
 """With these the model may have other heads than its files say: no profile is chosen for it."""
+THREADS_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 API_SERVER = "tangram.launch"
 
 
@@ -133,7 +136,8 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
 
     options = []
     if not environment.get("VLLM_CPU_KVCACHE_SPACE") and not given(*CACHE_SIZE_OPTIONS):
-        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes(engines_of(extra)))]
+        share = engines_of(extra) * ranks_of(extra)
+        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes(share))]
     if not given(*COMPILATION_OPTIONS):
         options += ["--enforce-eager"]
     if not given("--worker-cls"):
@@ -142,9 +146,18 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
 
 
 def engines_of(extra: Sequence[str]) -> int:
-    """Those of data parallelism, which share the host's memory. What is no number is vLLM's to refuse."""
-    asked = _value(extra, "--data-parallel-size") or _value(extra, "-dp") or ""
-    return max(1, int(asked)) if asked.isdecimal() else 1
+    """Those of data parallelism; 1 where vLLM is to judge what was asked for."""
+    return _number(extra, DATA_OPTIONS)
+
+
+def ranks_of(extra: Sequence[str]) -> int:
+    """Those of tensor parallelism, in each engine; 1 where vLLM is to judge what was asked for."""
+    return _number(extra, TENSOR_OPTIONS)
+
+
+def _number(extra: Sequence[str], names: Sequence[str]) -> int:
+    values = [value for name in names if (value := _value(extra, name)) is not None]
+    return max(1, int(values[-1])) if values and values[-1].isdecimal() else 1
 
 
 def _name(argument: str) -> str:
@@ -173,11 +186,14 @@ def _take(arguments: list[str], name: str) -> str | None:
     return value
 
 
-def vllm_environment(environment: dict[str, str]) -> dict[str, str]:
+def vllm_environment(environment: dict[str, str], cpu_ranks: int = 1) -> dict[str, str]:
     """The environment of the engine: the plugin enabled, and named so that vLLM loads its routes.
 
     vLLM loads endpoint plugins only when VLLM_PLUGINS names them, and then nothing that it does not name: so
     all that would have loaded without it are named too.
+
+    Args:
+        cpu_ranks: of tensor parallelism on a CPU, whose threads must be shared out.
     """
     named = environment.get("VLLM_PLUGINS")
     others = (
@@ -185,6 +201,9 @@ def vllm_environment(environment: dict[str, str]) -> dict[str, str]:
     )
     names = list(dict.fromkeys([*others, "tangram"]))
     changed = {"VLLM_PLUGINS": ",".join(names), ENABLE_VARIABLE: "1"}
+    threads = cpu_threads(cpu_ranks, sorted(os.sched_getaffinity(0)), memory_nodes())
+    if threads is not None and not environment.get(THREADS_VARIABLE):
+        changed[THREADS_VARIABLE] = threads
     return environment | changed
 
 
@@ -215,7 +234,8 @@ def serve(arguments: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
     except ConfigError as error:
         raise as_asked(error, given, environment) from None
     sys.stdout.flush()
-    os.execve(command[0], command, vllm_environment(environment))
+    cpu_ranks = ranks_of(extra) if current_platform.is_cpu() else 1
+    os.execve(command[0], command, vllm_environment(environment, cpu_ranks))
 
 
 def ours_with_dashes(argument: str) -> str:

@@ -39,9 +39,9 @@ def socket_path(instance: str) -> Path:
     return (SHORT_FOLDER if len(os.fsencode(longer)) > LONGEST else tempfile.gettempdir()) / inside
 
 
-def worker_socket(instance: str) -> Path:
-    """Where its worker answers."""
-    return socket_path(instance + WORKER)
+def worker_socket(instance: str, rank: int = 0) -> Path:
+    """Where its worker of that rank answers."""
+    return socket_path(f"{instance}-{rank}{WORKER}" if rank else f"{instance}{WORKER}")
 
 
 class ControlServer:

@@ -13,6 +13,7 @@ import torch
 from tangram.drift import DriftMeter
 from tangram.geometry import Geometry
 from tangram.key_needs import key_scores, shares_above
+from tangram.ranks import ALONE, Ranks
 from tangram.wide import Bounds
 
 LEAST_SECONDS = 0.25
@@ -26,12 +27,21 @@ class DriftSampler:
     """One per worker.
 
     Args:
-        meter: gets the needs of each chunk that is looked at.
+        geometry: this rank's.
+        meter: gets the needs of each chunk that is looked at; None on all ranks but the first.
         every: of so many sealed chunks one is looked at, at most.
+        ranks: what is among the best of all heads' only all of them can tell.
     """
 
-    def __init__(self, geometry: Geometry, meter: DriftMeter, every: int, device: torch.device) -> None:
-        self.geometry, self.meter, self.every = geometry, meter, every
+    def __init__(
+        self,
+        geometry: Geometry,
+        meter: DriftMeter | None,
+        every: int,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.geometry, self.meter, self.every, self.ranks = geometry, meter, every, ranks
         self._members = [torch.tensor(tier.heads, device=device).unbind(dim=1) for tier in geometry.tiers]
         self._pages = torch.arange(geometry.chunk // geometry.page_tokens, device=device)
         self._sealed = every - 1  # the first one is looked at
@@ -49,11 +59,13 @@ class DriftSampler:
             bounds: of the step to come.
         """
         self._read()
-        if self._copied is not None or time.monotonic() < self._next:
+        due = self._copied is None and time.monotonic() >= self._next
+        if not due and self.ranks.count == 1:
             self._crossed = {}
             return
+        # What the steps tell is the same on all ranks, what clocks tell is not.
         chosen = self._choose(bounds)
-        if chosen is None:
+        if chosen is None or not self.ranks.agreed(due):
             return
         began = time.monotonic()
         self._look(pool, rows[chosen[0]], chosen[1])
@@ -95,6 +107,9 @@ class DriftSampler:
                 ].float()  # [pages, heads, page_tokens, head_size]
                 keys = keys.transpose(0, 1).flatten(1, 2)
                 scores[layers[part] * g.kv_heads + heads[part]] = key_scores(layers[part], heads[part], keys)
+        scores = self.ranks.gathered(scores.unflatten(0, (g.layers, g.kv_heads))).flatten(0, 1)
+        if self.meter is None:
+            return
         shares = shares_above(scores)
         if not shares.is_cuda:
             self._tell(shares)
@@ -112,4 +127,5 @@ class DriftSampler:
             self._tell(self._host)
 
     def _tell(self, shares: torch.Tensor) -> None:
-        self.meter.observe(shares.double().reshape(self.geometry.layers, self.geometry.kv_heads).numpy())
+        if self.meter is not None:
+            self.meter.observe(shares.double().reshape(self.geometry.layers, -1).numpy())

@@ -78,7 +78,7 @@ class TangramEndpoints:
         open to all."""
         self.runtime = runtime
         self.started = time.monotonic()
-        self.engines = [EngineCore(instance, index) for index in range(count)]
+        self.engines = [EngineCore(instance, index, runtime.geometry.ranks) for index in range(count)]
         self._lock = AuthenticationMiddleware(FastAPI(), keys) if keys else None
         self._metrics = EngineMetrics(self.engines, runtime.geometry.page_bytes)
 

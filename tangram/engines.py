@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import tangram.workers
 from tangram import control
 from tangram.errors import EngineUnavailable
 from tangram.geometry import Geometry
@@ -38,10 +39,12 @@ class EngineCore:
 
     Args:
         index: its number, from 0.
+        ranks: of tensor parallelism, each with a worker.
     """
 
-    def __init__(self, instance: str, index: int) -> None:
+    def __init__(self, instance: str, index: int, ranks: int = 1) -> None:
         self.index = index
+        self._ranks = ranks
         self._name = instance_of(instance, index)
 
     def ask(self, call: str, **options: Any) -> dict[str, Any]:
@@ -52,9 +55,9 @@ class EngineCore:
         """Its pool, now. Blocks. Raises EngineUnavailable."""
         return CacheSnapshot.from_dict(self.ask("memory", **options), self.index)
 
-    def worker(self, **options: Any) -> dict[str, Any]:
-        """What its worker says of itself. Blocks. Raises EngineUnavailable."""
-        return control.call(control.worker_socket(self._name), "worker", **options)
+    def worker(self, timeout: float = control.TIMEOUT_SECONDS) -> dict[str, Any]:
+        """What its workers say of themselves, as one. Blocks. Raises EngineUnavailable."""
+        return tangram.workers.ask(self._name, self._ranks, timeout)
 
 
 def of_each(cores: Sequence[EngineCore], ask: Callable[[EngineCore], T]) -> list[T]:

@@ -35,12 +35,18 @@ in the first half of the last axis and values in the second.
 In a model that also has sliding-window layers, ``layers`` counts the others only. vLLM keeps the window
 layers' cache in blocks of the same pool, as many layers side by side as fit into a page of ours: so a page
 must hold at least one such layer's block, ``window_block_bytes``.
+
+With tensor parallelism the KV heads of every layer are shared out to ``ranks``: rank ``r`` has those from
+``r * kv_heads / ranks`` on. Every rank has the same rows, tiers and pages, and in its pool the part of a page
+that its own heads of the tier fill: an equal part, as each tier has equally many heads of each rank. A
+``Geometry`` describes all ranks together, and so do its sizes in bytes; ``of_rank`` gives what one of them
+sees, which is an ordinary geometry of its heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 from typing import Any
@@ -52,6 +58,21 @@ Head = tuple[int, int]
 
 WINDOW_FIELDS = ("window_block_bytes", "window_layers", "window_block_tokens", "window_span")
 """What is 0 in a model without sliding-window layers."""
+POSITIVE_FIELDS = (
+    "layers",
+    "kv_heads",
+    "head_size",
+    "itemsize",
+    "page_tokens",
+    "chunk",
+    "group_size",
+    "ranks",
+)
+
+
+def rank_of(head: Head, kv_heads: int, ranks: int) -> int:
+    """The rank that has a head, of ``kv_heads`` in a layer."""
+    return head[1] // (kv_heads // ranks)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -65,7 +86,7 @@ class Tier:
 
     Attributes:
         keep: tokens of a sealed chunk that each head of the tier keeps; a multiple of the page.
-        heads: the members, in the order in which they lie inside a page.
+        heads: the members, in the order in which they lie inside a page; those of the first rank first.
     """
 
     keep: int
@@ -80,11 +101,12 @@ class Geometry:
         layers, kv_heads, head_size: the model's shape (KV heads of a layer, elements of a head).
         itemsize: bytes of a cache element.
         page_tokens, chunk, window, rewind: tokens; see the module's picture.
-        group_size: head slots of a page.
+        group_size: head slots of a page, over all ranks.
         tiers: every head of the model exactly once.
         window_block_bytes: bytes of one sliding-window layer's block; 0 where there is no such layer.
         window_layers: how many there are.
         window_block_tokens, window_span: tokens of such a block, and tokens that such a layer sees.
+        ranks: of tensor parallelism.
     """
 
     layers: int
@@ -101,11 +123,17 @@ class Geometry:
     window_layers: int = 0
     window_block_tokens: int = 0
     window_span: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("layers", "kv_heads", "head_size", "itemsize", "page_tokens", "chunk", "group_size"):
+        for name in POSITIVE_FIELDS:
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")
+        for name in ("kv_heads", "group_size", "window_block_bytes"):
+            if getattr(self, name) % self.ranks:
+                raise ConfigError(
+                    name, f"must be a multiple of {self.ranks} ranks, not {getattr(self, name)}"
+                )
         for name in ("window", "rewind", *WINDOW_FIELDS):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, not {getattr(self, name)}")
@@ -128,10 +156,43 @@ class Geometry:
                 raise ConfigError(
                     "tiers", f"tier {index} has {len(tier.heads)} heads, a page holds {self.group_size}"
                 )
+            shares = {len(share) for share in self._by_rank(tier)}
+            if len(shares) > 1:
+                raise ConfigError("tiers", f"tier {index} must have equally many heads of each rank")
             seen.update(tier.heads)
         every = {(layer, head) for layer in range(self.layers) for head in range(self.kv_heads)}
         if seen != every or sum(len(tier.heads) for tier in self.tiers) != len(every):
             raise ConfigError("tiers", f"must name each of the model's {len(every)} heads exactly once")
+
+    # ---- ranks -------------------------------------------------------------------------------
+
+    @property
+    def rank_heads(self) -> int:
+        """KV heads of a layer that one rank has."""
+        return self.kv_heads // self.ranks
+
+    def _by_rank(self, tier: Tier) -> list[list[Head]]:
+        """A tier's heads, by rank."""
+        shares: list[list[Head]] = [[] for _ in range(self.ranks)]
+        for head in tier.heads:
+            if 0 <= head[1] < self.kv_heads:  # others are refused by their names
+                shares[rank_of(head, self.kv_heads, self.ranks)].append(head)
+        return shares
+
+    def of_rank(self, rank: int) -> Geometry:
+        """What one rank has: its heads, numbered from 0 in each layer, in the same rows, tiers and pages."""
+        first = rank * self.rank_heads
+        return replace(
+            self,
+            kv_heads=self.rank_heads,
+            group_size=self.group_size // self.ranks,
+            tiers=tuple(
+                Tier(tier.keep, tuple((layer, head - first) for layer, head in self._by_rank(tier)[rank]))
+                for tier in self.tiers
+            ),
+            window_block_bytes=self.window_block_bytes // self.ranks,
+            ranks=1,
+        )
 
     # ---- counts ------------------------------------------------------------------------------
 
@@ -171,21 +232,22 @@ class Geometry:
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes that a layer is charged for one token of one page: vLLM thinks in layers, so a page
-        of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each. The part must
-        not happen to be as large as a window layer's block: vLLM would then cut the layers into groups of
-        equal count, and take one page from several of ours."""
+        """Bytes that a layer is charged on each rank for one token of one page: vLLM thinks in layers, so a
+        page of G head slots is published as ``layers`` equal parts of ``page_tokens`` states each. The part
+        must not happen to be as large as a window layer's block: vLLM would then cut the layers into groups
+        of equal count, and take one page from several of ours."""
         slot = self.page_tokens * 2 * self.head_size * self.itemsize
-        page = max(self.group_size * slot, self.window_block_bytes)
+        window_block = self.window_block_bytes // self.ranks
+        page = max(self.group_size // self.ranks * slot, window_block)
         # Pages begin at multiples of 64 bytes: what a page table of 32-bit numbers reaches depends on that.
         step = max(self.itemsize, 64 // gcd(64, self.layers * self.page_tokens))
         state = ceil_div(ceil_div(page, self.layers * self.page_tokens), step) * step
-        return state + step * (state * self.page_tokens == self.window_block_bytes)
+        return state + step * (state * self.page_tokens == window_block)
 
     @cached_property
     def page_bytes(self) -> int:
-        """Bytes of a page in the pool, with the padding that ``state_bytes`` brings."""
-        return self.layers * self.page_tokens * self.state_bytes
+        """Bytes of a page in the pools of all ranks, with the padding that ``state_bytes`` brings."""
+        return self.ranks * self.layers * self.page_tokens * self.state_bytes
 
     @cached_property
     def window_groups(self) -> int:
@@ -437,6 +499,7 @@ class Geometry:
                 {"keep": tier.keep, "heads": [list(head) for head in tier.heads]} for tier in self.tiers
             ],
             **{name: getattr(self, name) for name in WINDOW_FIELDS},
+            "ranks": self.ranks,
             "ring_slots": self.ring_slots,
             "page_bytes": self.page_bytes,
         }
@@ -461,6 +524,7 @@ class Geometry:
             )
             numbers = {name: int(data[name]) for name in names}
             numbers |= {name: int(data.get(name, 0)) for name in WINDOW_FIELDS}
+            numbers["ranks"] = int(data.get("ranks", 1))
             return cls(**numbers, group_size=int(data["group_size"]), tiers=tiers)
         except KeyError as missing:
             raise ConfigError(str(missing.args[0]), "missing from the geometry") from None

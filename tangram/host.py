@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 GIB = 1 << 30
@@ -25,9 +26,31 @@ def available_memory() -> int:
 
 
 def cpu_cache_bytes(ranks: int = 1) -> int:
-    """Bytes of KV cache to ask for on a CPU, for each rank, when nobody chose: vLLM's own
-    default, 92% of the machine, leaves no room for anything else and fails where anything else runs."""
+    """Bytes of KV cache to ask for on a CPU, for each rank, when nobody chose: vLLM's own default, 92% of the
+    machine, leaves no room for anything else and fails where anything else runs."""
     return max(LEAST, min(MOST, int(available_memory() * SHARE) // ranks))
+
+
+def cpu_threads(ranks: int, cpus: Sequence[int], nodes: int) -> str | None:
+    """``VLLM_CPU_OMP_THREADS_BIND`` for so many ranks: by itself vLLM gives each a memory node of its own,
+    and ends where there are fewer. None where its own choice works.
+
+    Args:
+        cpus: those that this process may use.
+        nodes: of memory.
+    """
+    if ranks <= nodes:
+        return None
+    each = len(cpus) // ranks
+    if not each:
+        return "nobind"
+    shares = (cpus[rank * each : (rank + 1) * each] for rank in range(ranks))
+    return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def memory_nodes() -> int:
+    """Of this machine; 1 where it does not tell."""
+    return max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))))
 
 
 def _read(path: str) -> str:

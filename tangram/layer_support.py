@@ -50,7 +50,7 @@ def check_shape(kv_heads: int, head_size: int, head_size_v: int, expected: tuple
 
     Args:
         kv_heads, head_size, head_size_v: the layer's KV heads, and elements of a key and of a value.
-        expected: (KV heads, elements) that the geometry was built for.
+        expected: (KV heads on this rank, elements) that the geometry was built for.
     """
     if head_size_v != head_size:
         raise UnsupportedError(

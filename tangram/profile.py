@@ -13,13 +13,13 @@ profile holds needs at several retentions, those at the one nearest to the targe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tangram.config import AUTO, TangramConfig
 from tangram.errors import ConfigError, ProfileError
-from tangram.geometry import Geometry, Head, Tier, ceil_div
+from tangram.geometry import Geometry, Head, Tier, ceil_div, rank_of
 from tangram.profile_file import DEFAULT_FLOOR, Calibration, Matrix, Target, read, write
 
 
@@ -36,6 +36,8 @@ class ModelShape:
         window_span: tokens that one of them sees.
         window_state_bytes: bytes of a token in the cache of one of them.
         window_blocks: tokens that their kernel can have in a block, or multiples of these, best first.
+        ranks: of tensor parallelism, to each of which go equally many KV heads of every layer. All else here
+            is of the whole model.
         config_hash, weights_hash: the model's fingerprints (:mod:`tangram.identity`), which a calibrated
             profile must share; None is not compared.
     """
@@ -52,6 +54,7 @@ class ModelShape:
     window_span: int = 0
     window_state_bytes: int = 0
     window_blocks: tuple[int, ...] = ()
+    ranks: int = 1
     config_hash: str | None = None
     weights_hash: str | None = None
 
@@ -200,27 +203,36 @@ def in_force(config: TangramConfig, shape: ModelShape, profile: Profile | None =
     return load_profile(config, shape) if profile is None else profile
 
 
-def default_group_size(layers: int, kv_heads: int) -> int:
-    """A sixth of all heads: larger groups were seen to lose recall (docs/architecture.md)."""
-    return max(1, layers * kv_heads // 6)
+def default_group_size(layers: int, kv_heads: int, ranks: int = 1) -> int:
+    """A sixth of all heads: larger groups were seen to lose recall (docs/architecture.md). Equally many of
+    them are on each rank."""
+    return max(1, layers * kv_heads // 6 // ranks) * ranks
 
 
 def group_size(config: TangramConfig, shape: ModelShape) -> int:
-    """Head slots of a page. In scope ``layer`` at most a layer's KV heads: a group never leaves its layer, so
-    more slots could only be empty.
+    """Head slots of a page, over all ranks. In scope ``layer`` at most a layer's KV heads: a group never
+    leaves its layer, so more slots could only be empty.
 
     Raises:
-        ConfigError: more heads were asked for than the model has.
+        ConfigError: more heads were asked for than the model has, or ranks could not hold equally many.
     """
     total = shape.layers * shape.kv_heads
     window_block_bytes = shape.window_block(config.page_tokens) * shape.window_state_bytes
     slot = config.page_tokens * 2 * shape.head_size * shape.itemsize
     # No smaller than what one window layer needs of a page: smaller groups would leave the rest of it empty.
-    least = min(total, ceil_div(window_block_bytes, slot))
-    group = config.group_size or max(default_group_size(shape.layers, shape.kv_heads), least)
+    least = min(total, ceil_div(window_block_bytes, slot * shape.ranks) * shape.ranks)
+    group = config.group_size or max(default_group_size(shape.layers, shape.kv_heads, shape.ranks), least)
     if group > total:
         raise ConfigError("group_size", f"must be at most the model's {total} heads, not {group}")
-    return min(group, shape.kv_heads) if config.scope == "layer" else group
+    if config.scope == "layer":
+        group = min(group, shape.kv_heads)
+    if group % shape.ranks:
+        raise ConfigError(
+            "group_size",
+            f"must be a multiple of --tensor-parallel-size ({shape.ranks}), not {group}: each rank holds "
+            "equally many heads of a group",
+        )
+    return group
 
 
 def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Geometry:
@@ -228,15 +240,16 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
 
     The group size need not divide the heads (of the model, or of a layer in scope ``layer``): the last tier
     of a run of heads then has fewer members, and its pages have empty member slots.
+
+    Heads cannot leave their rank, and a tier keeps the same on all ranks. So each rank's heads are cut by
+    themselves, in the same way, and a tier is what stands at the same place on all ranks: the heads that need
+    most are together wherever they are, and the mean over all of a tier keeps the retention asked for. Where
+    tiers are full, no other assignment comes nearer to the heads' own budgets, in squares.
     """
     budgets = in_force(config, shape, profile).budgets(config.retention, config.alpha)
     group = group_size(config, shape)
     window_block = shape.window_block(config.page_tokens)
-    groups = [
-        block[start : start + group]
-        for block in _blocks(config.scope, budgets)
-        for start in range(0, len(block), group)
-    ]
+    groups = [heads for block in _blocks(config.scope, budgets) for heads in _cut(block, group, shape)]
     tiers = tuple(Tier(_keep(config, budgets, heads), tuple(heads)) for heads in groups)
     return Geometry(
         layers=shape.layers,
@@ -253,7 +266,19 @@ def build_geometry(config: TangramConfig, shape: ModelShape, profile: Profile | 
         window_layers=shape.window_layers,
         window_block_tokens=window_block,
         window_span=shape.window_span,
+        ranks=shape.ranks,
     )
+
+
+def _cut(block: list[Head], group: int, shape: ModelShape) -> Iterator[list[Head]]:
+    """Groups of a run of heads, equally many of each rank, in the order of the run on each."""
+    shares = [
+        [head for head in block if rank_of(head, shape.kv_heads, shape.ranks) == rank]
+        for rank in range(shape.ranks)
+    ]
+    each = group // shape.ranks
+    for start in range(0, len(shares[0]), each):
+        yield [head for share in shares for head in share[start : start + each]]
 
 
 def _blocks(scope: str, budgets: list[list[float]]) -> list[list[Head]]:

@@ -31,6 +31,7 @@ def status_report(
         "profile": own.profile.source,
         "geometry": {
             "group_size": g.group_size,
+            "ranks": g.ranks,
             "tiers": g.num_tiers,
             "budget": g.budget,
             "page_tokens": g.page_tokens,

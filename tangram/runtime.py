@@ -63,11 +63,11 @@ class Runtime:
 
 
 def model_shape(vllm_config: VllmConfig) -> ModelShape:
-    """The attention shape of the model that vLLM is about to serve."""
+    """The attention shape of the whole model that vLLM is about to serve, however many ranks share it."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     dtype: torch.dtype = model.dtype  # check_supported refuses another type of cache
     kinds = layer_kinds(model.hf_text_config, model.get_num_layers(parallel))
-    kv_heads, head_size = model.get_num_kv_heads(parallel), model.get_head_size()
+    kv_heads, head_size = model.get_total_num_kv_heads(), model.get_head_size()
     shape = ModelShape(
         name=str(model.served_model_name or model.model),
         layers=len(kinds.full),
@@ -76,6 +76,7 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
         itemsize=dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=model.max_model_len,
+        ranks=parallel.tensor_parallel_size,
         config_hash=config_fingerprint(model.hf_text_config),
         weights_hash=weights_fingerprint(model.model, model.revision),
     )

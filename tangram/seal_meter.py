@@ -54,13 +54,15 @@ class SealMeter:
 
 
 @cache
-def serve(instance: str, kernels: str) -> SealMeter:
+def serve(instance: str, kernels: str, rank: int = 0) -> SealMeter:
     """This process's meter, answering the call ``worker`` from now on. A worker ends without a word, so its
     socket is removed by the next engine that starts.
 
     Args:
         kernels: the implementation that the worker runs, to be told with the figures.
+        rank: the worker's.
     """
     meter = SealMeter()
-    ControlServer(worker_socket(instance), {"worker": lambda _: meter.to_dict() | {"kernels": kernels}})
+    answer = {"worker": lambda _: meter.to_dict() | {"kernels": kernels}}
+    ControlServer(worker_socket(instance, rank), answer)
     return meter

@@ -15,6 +15,7 @@ from tangram.drift import DriftMeter, reference
 from tangram.drift_sampler import DriftSampler
 from tangram.geometry import Geometry
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
+from tangram.ranks import ALONE, Ranks
 from tangram.rotary import find_rotary
 from tangram.scorers import Need, get_scorer
 from tangram.seal_meter import SealMeter
@@ -29,9 +30,11 @@ class Sealer:
     """One per worker.
 
     Args:
+        geometry: this rank's.
         layers: layer name to its index in the geometry.
         dtype: of keys, values and queries.
         meter: where the time of each seal is counted.
+        ranks: this one and the others.
 
     Raises:
         UnsupportedError: the scorer cannot be used with this model.
@@ -45,9 +48,11 @@ class Sealer:
         dtype: torch.dtype,
         device: torch.device,
         meter: SealMeter,
+        ranks: Ranks = ALONE,
     ) -> None:
         own = runtime.active()
         self.geometry = geometry
+        self.ranks = ranks
         self.meter = meter
         self.layout = runtime.kernel_layout(geometry)
         members = [len(tier.heads) for tier in geometry.tiers]
@@ -84,8 +89,9 @@ class Sealer:
         every = own.config.drift_every
         if not every or not own.config.uses_profile or min(self.geometry.keep) == self.geometry.chunk:
             return None
-        self.meter.drift = DriftMeter(reference(own.profile), own.config.drift_warning)
-        return DriftSampler(self.geometry, self.meter.drift, every, device)
+        if self.ranks.first:
+            self.meter.drift = DriftMeter(reference(own.profile), own.config.drift_warning)
+        return DriftSampler(self.geometry, self.meter.drift, every, device, self.ranks)
 
     def between_steps(self, pool: torch.Tensor, rows: torch.Tensor, bounds: Bounds) -> Capture | None:
         """Seal what is due before a step. Returns what the step's layers are to copy aside, if anything.
@@ -110,7 +116,8 @@ class Sealer:
             if self.recorder is not None:
                 observed = Observed(self.recorder.take(pages[index], tokens), self.scale, self.rotary)
             with self.meter.timing():
-                seal_chunk(pool, rows[index], self.geometry, chunk, self.sink, self.scorer, observed)
+                what = (self.geometry, chunk, self.sink, self.scorer)
+                seal_chunk(pool, rows[index], *what, observed, self.ranks)
         return self.recorder.plan(pages, bounds.starts, bounds.ends) if self.recorder else None
 
     def _seal_all(self, pool: torch.Tensor, rows: torch.Tensor, starts: list[int]) -> None:

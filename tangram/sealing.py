@@ -11,6 +11,7 @@ import torch
 
 from tangram.errors import CacheIntegrityError
 from tangram.geometry import Geometry
+from tangram.ranks import ALONE, Ranks
 from tangram.rotary import Rotary
 from tangram.scorers import Chunk, Need, Scorer
 
@@ -61,22 +62,25 @@ def seal_chunk(
     sink: int,
     scorer: Scorer,
     observed: Observed | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Seal one chunk of one request, for all tiers.
 
     Args:
         pool: [pages, group_size, page_tokens, 2 * head_size].
+        geometry: this rank's.
         row: page ids of the request; must reach the chunk's sealed pages.
         chunk: its index; its tokens and those up to its boundary must be in the ring.
         sink: leading tokens of the sequence that always win (only chunk 0 has them).
         observed: for scorers that need queries.
+        ranks: whose heads these are, and who else has some of each layer.
 
     Raises:
         CacheIntegrityError: the scorer needs queries and there are none.
     """
     size, length = geometry.page_tokens, geometry.chunk
     sink = max(0, min(length, sink - chunk * length))
-    view = _ChunkView(pool, row, geometry, chunk, sink, scorer.needs, observed)
+    view = _ChunkView(pool, row, geometry, chunk, sink, scorer.needs, observed, ranks)
     averaged = _layer_scores(view, scorer) if scorer.whole_layer and min(geometry.keep) < length else None
     for index, tier in enumerate(geometry.tiers):
         states = view.raw(index, chunk * length, length)
@@ -91,13 +95,13 @@ def seal_chunk(
 
 
 def _layer_scores(view: _ChunkView, scorer: Scorer) -> torch.Tensor:
-    """[layers, tokens]: scores averaged over the KV heads of each layer, which tiers scatter."""
+    """[layers, tokens]: scores averaged over the KV heads of each layer, which tiers and ranks scatter."""
     geometry = view.geometry
     table = view.pool.new_empty(geometry.layers, geometry.kv_heads, geometry.chunk, dtype=torch.float32)
     for index in range(geometry.num_tiers):
         part = view.chunk(index, view.raw(index, view.first, geometry.chunk))
-        table[part.layers, part.heads] = scorer(part)
-    return table.mean(dim=1)
+        table[part.layers, part.heads - view.first_head] = scorer(part)
+    return view.ranks.gathered(table).mean(dim=1)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,12 @@ class _ChunkView:
     sink: int
     needs: frozenset[Need]
     observed: Observed | None
+    ranks: Ranks
+
+    @property
+    def first_head(self) -> int:
+        """The model's number, in each layer, of this rank's first head."""
+        return self.ranks.rank * self.geometry.kv_heads
 
     @property
     def first(self) -> int:
@@ -142,7 +152,7 @@ class _ChunkView:
             scale, rotary = self.observed.scale[layers], self.observed.rotary
         return Chunk(
             layers=layers,
-            heads=heads,
+            heads=heads + self.first_head,
             keys=keys,
             sink=self.sink,
             values=values if Need.VALUES in self.needs else None,

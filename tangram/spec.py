@@ -2,7 +2,8 @@
 
 vLLM thinks in blocks of one layer. A page of the ragged cache holds heads of any layer, so each of the
 ``L`` layers is charged an equal part of it: ``state_bytes`` a token in one head slot. In the layout
-``BLHNC`` the ``L`` parts of a block lie side by side, and together they are one page.
+``BLHNC`` the ``L`` parts of a block lie side by side, and together they are one page. With tensor parallelism
+the spec is the same on all ranks, as vLLM wants it, and so names the geometry of all of them.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ class RaggedSpec(FullAttentionSpec):
                 f"start vLLM with --block-size {geometry.page_tokens} (tangram serve does)"
             )
         if (spec.num_kv_heads, spec.head_size, spec.head_size_v) != (
-            geometry.kv_heads,
+            geometry.rank_heads,
             geometry.head_size,
             geometry.head_size,
         ):
             raise UnsupportedError(
                 f"a full-attention layer has {spec.num_kv_heads} KV heads of size {spec.head_size} (values "
-                f"{spec.head_size_v}), but the model's configuration says {geometry.kv_heads} of "
+                f"{spec.head_size_v}), but the model's configuration says {geometry.rank_heads} of "
                 f"{geometry.head_size}: layers of different shapes cannot share the ragged cache"
             )
         return cls(
@@ -74,6 +75,9 @@ class RaggedSpec(FullAttentionSpec):
 
 def pool_view(layer_cache: torch.Tensor, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
     """The whole pool, seen through any layer's cache tensor.
+
+    Args:
+        geometry: of the rank whose pool it is.
 
     Returns:
         [pages, group_size, page_tokens, 2 * head_size] of ``dtype`` over the same storage; only the stride

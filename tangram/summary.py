@@ -28,7 +28,8 @@ def summary(
     Args:
         prediction: :func:`prediction_of`.
         kernels: the implementation that runs, as in ``GET /tangram/status``.
-        pool_bytes: of the KV cache, of each engine; None while only vLLM's measurement at start will tell.
+        pool_bytes: of the KV cache of one engine, on all of its ranks; None while only vLLM's measurement at
+            start will tell.
         engines: how many there are.
     """
     g, (at,) = own.geometry, prediction.at

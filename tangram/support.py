@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STOCK = "serve this model with stock vLLM"
 ONE_ENGINE = "start one engine a device, each with its own share of the users"
+SPREADING = ("ray", "external_launcher")
+"""vLLM's ways to run workers on any host."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,6 @@ def _many_hosts(vllm: VllmConfig) -> bool:
     parallel = vllm.parallel_config
     return parallel.data_parallel_size > 1 and (
         parallel.data_parallel_size_local != parallel.data_parallel_size
-        or parallel.nnodes > 1
         or parallel.data_parallel_backend != "mp"
     )
 
@@ -76,6 +77,11 @@ def _many_hosts(vllm: VllmConfig) -> bool:
 def _images(vllm: VllmConfig) -> bool:
     media = vllm.model_config.multimodal_config
     return media is not None and not media.language_model_only
+
+
+def _several_hosts(vllm: VllmConfig) -> bool:
+    parallel = vllm.parallel_config
+    return parallel.nnodes > 1 or parallel.distributed_executor_backend in SPREADING
 
 
 def _finer_hashes(vllm: VllmConfig) -> bool:
@@ -147,10 +153,16 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # ---- several devices ------------------------------------------------------------------------------
     Refusal(
-        "tensor parallelism",
-        lambda vllm: vllm.parallel_config.tensor_parallel_size > 1,
-        "a page holds heads of the whole model, and each rank would have only some of them",
-        f"leave --tensor-parallel-size at 1; {ONE_ENGINE}",
+        "tensor parallelism that does not divide the KV heads",
+        lambda vllm: vllm.model_config.get_total_num_kv_heads() % vllm.parallel_config.tensor_parallel_size,
+        "every rank must hold equally many heads of each tier, and none of them twice",
+        f"choose a --tensor-parallel-size that divides the KV heads of the model's layers; {ONE_ENGINE}",
+    ),
+    Refusal(
+        "an engine that is spread over several hosts",
+        _several_hosts,
+        "its workers are asked about the cache on sockets of one host, and no other way was tested",
+        "start it on one host, without --nnodes and with --distributed-executor-backend mp",
     ),
     Refusal(
         "pipeline parallelism",

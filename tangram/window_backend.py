@@ -73,7 +73,7 @@ def block_spec(spec: Any, geometry: Geometry) -> Any:
     if spec.block_size == 1:  # vLLM is asking what a token takes
         return spec
     spec = replace(spec, block_size=geometry.window_block_tokens)
-    if spec.page_size_bytes != geometry.window_block_bytes:
+    if spec.page_size_bytes * geometry.ranks != geometry.window_block_bytes:
         raise UnsupportedError(
             "the sliding-window layers of this model are not shaped like its other layers: the ragged cache "
             "cannot share its pages with them"

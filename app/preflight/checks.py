@@ -8,7 +8,7 @@ from pathlib import Path
 from app.preflight.probes import Gpu, HubAnswer
 from app.preflight.problems import Code, Problem
 from tangram.config import TangramConfig
-from tangram.plan.cards import GIB, Card
+from tangram.plan.cards import GIB, Card, several
 from tangram.plan.facts import ModelFacts
 from tangram.plan.sizing import UTILISATION, budget, length_that_fits, make_plan
 
@@ -70,17 +70,6 @@ def gpu_visible(gpus: list[Gpu]) -> Problem | None:
     )
 
 
-def gpus_suffice(found: int, wanted: int) -> Problem | None:
-    """There is one for each engine."""
-    if found >= wanted:
-        return None
-    return Problem(
-        Code.NO_GPU,
-        f"TANGRAM_DATA_PARALLEL_SIZE asks for {wanted} GPUs and {found} can be seen here: lower it, or give "
-        "the container more (docker compose up -d gpus, with TANGRAM_GPUS)",
-    )
-
-
 def driver_recent(gpu: Gpu) -> Problem | None:
     """The driver can run CUDA 13."""
     major = gpu.driver.split(".")[0]
@@ -90,6 +79,19 @@ def driver_recent(gpu: Gpu) -> Problem | None:
         Code.DRIVER_TOO_OLD,
         f"the host's NVIDIA driver is {gpu.driver}, and CUDA 13 needs {LEAST_DRIVER} or newer: update the "
         "driver on the host (the image brings all the rest)",
+    )
+
+
+def gpus_enough(gpus: list[Gpu], ranks: int, engines: int) -> Problem | None:
+    """There are as many as share the model, for each engine."""
+    if len(gpus) >= ranks * engines:
+        return None
+    asked = [f"TANGRAM_ENGINE_ARGS asks for {ranks} GPUs (--tensor-parallel-size)"] if ranks > 1 else []
+    asked += [f"TANGRAM_DATA_PARALLEL_SIZE asks for {engines} engines"] if engines > 1 else []
+    return Problem(
+        Code.NO_GPU,
+        f"{', '.join(asked)}, and {len(gpus)} {'GPU is' if len(gpus) == 1 else 'GPUs are'} visible: ask for "
+        "fewer, or let the engine see more (docs/operations.md, several GPUs)",
     )
 
 
@@ -123,14 +125,14 @@ def memory_suffices(
 ) -> Problem | None:
     """The weights and one conversation of the greatest length fit, by the estimate of `tangram plan`."""
     spent = budget(Card(gpu.name, gpu.total), facts, utilisation)
-    name = facts.shape.name
+    name, place = facts.shape.name, several(facts.shape.ranks, gpu.name)
     if spent.pool <= 0:
         return Problem(
             Code.TOO_LITTLE_MEMORY,
             f"{name} needs about {(spent.weights + spent.working) / GIB:.1f} GiB before any conversation, "
-            f"and {spent.usable / GIB:.1f} GiB of {gpu.name} can be used: choose a smaller model with MODEL",
+            f"and {spent.usable / GIB:.1f} GiB of {place} can be used: choose a smaller model with MODEL",
         )
-    return _longest_fits(gpu.name, facts, config, length, spent.pool)
+    return _longest_fits(place, facts, config, length, spent.pool)
 
 
 def host_memory_suffices(

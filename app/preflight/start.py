@@ -77,19 +77,23 @@ def _for_gpu(
     gpus = _visible(host.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
     if not gpus:
         return settings, [checks.gpu_visible(gpus)], None
-    used = gpus[: settings.data_parallel_size]  # vLLM takes the first ones that it sees
-    gpu = min(used, key=lambda one: one.total)  # each gets the whole model
     asked = _engine_options(settings.engine_args)
+    ranks = asked.tensor_parallel_size
     utilisation = asked.gpu_memory_utilization or UTILISATION
-    problems = [checks.gpus_suffice(len(gpus), settings.data_parallel_size)]
+    wanted = ranks * settings.data_parallel_size
+    if len(gpus) < wanted:
+        return settings, [checks.gpus_enough(gpus, ranks, settings.data_parallel_size)], None
+    used = gpus[:wanted]  # vLLM takes the first ones that it sees
+    gpu = min(used, key=lambda one: one.total)
+    problems = [checks.driver_recent(gpu)]
     for one in used:
-        problems += [checks.driver_recent(one), checks.gpu_recent(one), checks.memory_free(one, utilisation)]
+        problems += [checks.gpu_recent(one), checks.memory_free(one, utilisation)]
     if gpu.total and not settings.model:
         return *_choose(settings, gpu, utilisation, say, host, environment, problems), None
     hub = _ask_hub(settings.model, host, environment, problems)
     if not gpu.total or not settings.model:  # the card shares the host's memory: vLLM measures what there is
         return settings, problems, hub
-    facts = None if hub and hub.state in ("gated", "missing") else _facts(settings.model)
+    facts = None if hub and hub.state in ("gated", "missing") else _facts(settings.model, ranks)
     config = _config(environment)
     if facts and config and not asked.kv_cache_memory_bytes and _length_is_clear(asked.max_model_len):
         length = int(asked.max_model_len) if asked.max_model_len else None
@@ -173,7 +177,8 @@ def _choose(
     if not host.downloaded(model) and host.hub(model).state != "ok":
         say(f"no MODEL is set and the hub cannot be reached for {model}: serving the small bundled model")
         return settings, problems
-    facts, config = _facts(model), _config(environment)
+    facts = _facts(model, _engine_options(settings.engine_args).tensor_parallel_size)
+    config = _config(environment)
     if facts is None or config is None:
         return settings, problems
     words = ""
@@ -186,9 +191,9 @@ def _choose(
     return settings.model_copy(update=changed), problems
 
 
-def _facts(model: str) -> ModelFacts | None:
+def _facts(model: str, ranks: int = 1) -> ModelFacts | None:
     try:
-        return read_facts(model)
+        return read_facts(model, ranks=ranks)
     except TangramError:
         return None  # the engine will say what is wrong with it
 
@@ -204,6 +209,7 @@ def _engine_options(arguments: str) -> argparse.Namespace:
     """Those of vLLM's options that decide about memory. What cannot be read is left to vLLM."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--max-model-len")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     parser.add_argument("--kv-cache-memory-bytes")
     parser.add_argument("--gpu-memory-utilization", type=float)
     try:

@@ -49,3 +49,8 @@ def card(name: str) -> Card:
     if not 0 < size < 10_000:
         raise ConfigError("--gpu", f"must be one of {', '.join(CARDS)}, or GiB of memory, not {name!r}")
     return Card(f"{size:g} GiB", int(size * GIB))
+
+
+def several(count: int, title: str) -> str:
+    """So many of a card, for people."""
+    return title if count == 1 else f"{count} x {title}"

@@ -10,7 +10,7 @@ from typing import Any
 from tangram import shipped
 from tangram.config import HELP, TangramConfig
 from tangram.errors import ConfigError
-from tangram.plan.cards import CARDS, GIB, Card, card
+from tangram.plan.cards import CARDS, GIB, Card, card, several
 from tangram.plan.facts import ITEMSIZES, ModelFacts, read_facts
 from tangram.plan.sizing import UTILISATION, Budget, Plan, budget, make_plan
 
@@ -35,6 +35,13 @@ def add_to(commands: Any) -> None:
     )
     for name in SETTINGS:
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=HELP[name])
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that share the model, as of vLLM",
+    )
     parser.add_argument("--max-model-len", type=int, metavar="N", help="as of vLLM; default: the model's")
     parser.add_argument(
         "--lengths", type=int, nargs="+", metavar="N", help="lengths of conversations, tokens"
@@ -46,9 +53,9 @@ def add_to(commands: Any) -> None:
         "--gpu-memory-utilization", type=float, default=UTILISATION, metavar="SHARE", help="as of vLLM"
     )
     for name, text in (
-        ("weights", "what the weights take, instead of the files' size or a count"),
-        ("working", "what vLLM works in, instead of the estimate"),
-        ("kv-cache", "the KV cache's size, as vLLM's log shows it, instead of all of the above"),
+        ("weights", "what the weights take in all, instead of the files' size or a count"),
+        ("working", "what vLLM works in on each GPU, instead of the estimate"),
+        ("kv-cache", "the KV cache's size on each GPU, as vLLM's log shows it, instead of all of the above"),
     ):
         parser.add_argument(f"--{name}-gib", type=float, metavar="GIB", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -63,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         values = getattr(arguments, option)
         if any(n < 1 for n in (values if isinstance(values, list) else [values]) if n is not None):
             raise ConfigError(f"--{option.replace('_', '-')}", "must be at least 1")
-    facts = read_facts(arguments.model, arguments.dtype)
+    facts = read_facts(arguments.model, arguments.dtype, arguments.tensor_parallel_size)
     config = shipped.settled(config, arguments.model)
     chosen = card(arguments.gpu or "a100-80")
     spent: Budget | None = None
@@ -75,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         spent = budget(chosen, facts, arguments.gpu_memory_utilization, *sizes)
         pool = spent.pool
     else:
-        pool = int(arguments.kv_cache_gib * GIB)
+        pool = facts.shape.ranks * int(arguments.kv_cache_gib * GIB)
     plan = make_plan(facts, config, pool, arguments.max_model_len, arguments.lengths)
     if arguments.json:
         print(json.dumps(as_json(facts, config, chosen, spent, plan)))
@@ -92,6 +99,7 @@ def as_json(
         "model": facts.shape.name,
         "config": config.to_dict(),
         "gpu": {"title": chosen.title, "memory_bytes": chosen.memory_bytes} if spent else None,
+        "gpus": facts.shape.ranks,
         "weight_bytes": spent.weights if spent else None,
         "working_bytes": spent.working if spent else None,
         "pool_bytes": max(0, plan.pool),
@@ -111,13 +119,14 @@ def lines(
     if spent:
         how = "their files" if facts.measured else "counted from the configuration"
         found += [
-            f"{chosen.title}: {spent.usable / GIB:.1f} GiB usable",
+            f"{several(facts.shape.ranks, chosen.title)}: {spent.usable / GIB:.1f} GiB usable",
             f"  weights         {spent.weights / GIB:6.1f} GiB  ({how})",
             f"  working memory  {spent.working / GIB:6.1f} GiB  (estimate)",
         ]
     found.append(f"  KV cache        {plan.pool / GIB:6.1f} GiB")
     if spent and spent.pool <= 0:
-        return [*found, "The model does not fit this card."]
+        where = "this card" if facts.shape.ranks == 1 else "these cards"
+        return [*found, f"The model does not fit {where}."]
     found += ["", "    tokens   one, answered   one, idle   conversations   with a full cache"]
     for at in plan.prediction.at:
         found.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ class ModelFacts:
 
     Attributes:
         shape: as the cache takes it.
-        weight_bytes: of the weights on the GPU.
+        weight_bytes: of the weights on all GPUs.
         measured: whether these were read off files; otherwise they are counted from the configuration.
         hidden, inner, vocab: width of a token's vector, of the feed-forward layers, and of the scores.
     """
@@ -39,11 +39,15 @@ class ModelFacts:
     vocab: int
 
 
-def read_facts(model: str, dtype: str = "auto") -> ModelFacts:
+def read_facts(model: str, dtype: str = "auto", ranks: int = 1) -> ModelFacts:
     """Facts of a directory with a config.json, of such a file, of a model that is known here, or of a hub id.
 
+    Args:
+        ranks: GPUs of tensor parallelism.
+
     Raises:
-        ConfigError: there is no such model, or its configuration lacks what a plan needs.
+        ConfigError: there is no such model, its configuration lacks what a plan needs, or so many GPUs cannot
+            share its heads.
         UnsupportedError: the ragged cache cannot serve it.
     """
     if dtype != "auto" and dtype not in ITEMSIZES:
@@ -58,7 +62,13 @@ def read_facts(model: str, dtype: str = "auto") -> ModelFacts:
         config = KNOWN[model]
     else:
         config = _from_hub(local_path(model))
-    return facts_of(config, model, dtype, folder)
+    found = facts_of(config, model, dtype, folder)
+    if ranks < 1 or found.shape.kv_heads % ranks:
+        raise ConfigError(
+            "--tensor-parallel-size",
+            f"must divide the {found.shape.kv_heads} KV heads of the model's layers, not {ranks}",
+        )
+    return replace(found, shape=replace(found.shape, ranks=ranks))
 
 
 def facts_of(

@@ -9,6 +9,8 @@ What vLLM itself works in is only known once it has measured it; here it is esti
                    + 3 * requests * vocab * 4               scores of the next tokens, and their sorted copies
 
 with vLLM's defaults by card: steps of 8,192 tokens and 1,024 requests from 70 GiB on, of 2,048 and 256 below.
+With tensor parallelism the memory of the cards adds up, each works in memory of its own, and they share the
+weights and the pool.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def working_bytes(card: Card, facts: ModelFacts) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """Where a card's memory goes, in bytes."""
+    """Where a card's memory goes, or that of several which serve a model together, in bytes."""
 
     usable: int
     weights: int
@@ -57,13 +59,18 @@ def budget(
     weights: int | None = None,
     working: int | None = None,
 ) -> Budget:
-    """The module's formulas; ``weights`` and ``working`` in bytes, where they are known better."""
+    """The module's formulas, for as many cards as the model is served on.
+
+    Args:
+        weights, working: bytes, where they are known better: of the model, and of one card.
+    """
     if not 0 < utilisation <= 1:
         raise ConfigError("--gpu-memory-utilization", f"must be above 0 and at most 1, not {utilisation}")
+    cards = facts.shape.ranks
     return Budget(
-        usable=int(card.memory_bytes * utilisation),
+        usable=cards * int(card.memory_bytes * utilisation),
         weights=facts.weight_bytes if weights is None else weights,
-        working=working_bytes(card, facts) if working is None else working,
+        working=cards * (working_bytes(card, facts) if working is None else working),
     )
 
 

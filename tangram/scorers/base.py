@@ -35,7 +35,7 @@ class Chunk:
     """A chunk that is about to be sealed, as some KV heads see it. What a scorer did not ask for is None.
 
     Attributes:
-        layers, heads: int64 [heads], the layer of each KV head and its number there.
+        layers, heads: int64 [heads], the layer of each KV head and its number there, among all ranks' heads.
         keys: float32 [heads, tokens, head_size], rotated, as they lie in the cache.
         sink: so many of the leading tokens are kept whatever they score.
         values: float32 [heads, tokens, head_size].

@@ -5,6 +5,7 @@
 The job names the engine's options, whether the plugin is on, and waves of turns. A turn adds token ids to its
 conversation, generates greedily, and the answer becomes part of the conversation. All turns of a wave are in
 flight together. With "forget", idle conversations are dropped before a wave, so that all is computed anew.
+With "watched", the workers are :class:`watched_worker.WatchedWorker`, and tell what they kept and did.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         config = TangramConfig.from_mapping(job["tangram"])
         engine["scheduler_cls"] = "tangram.scheduler.TangramScheduler"
         engine["block_size"] = config.page_tokens
-        engine["worker_cls"] = "tangram.cpu_worker.TangramCPUWorker"
+        engine.setdefault("worker_cls", "tangram.cpu_worker.TangramCPUWorker")
         engine["additional_config"] = json.loads(config.to_json())
 
     warnings.simplefilter("ignore")
@@ -81,6 +82,11 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         result["counters"] = manager.counters | {"preemptions": scheduler.preemptions}
         manager.check_integrity()
         manager.evict()
+        if job.get("watched"):
+            from tangram import workers
+
+            result["kept"] = llm.collective_rpc("kept")
+            result["workers"] = workers.ask(llm.llm_engine.vllm_config.instance_id, manager.geometry.ranks)
     else:
         scheduler.reset_prefix_cache()
     result["free_at_end"] = pool.get_num_free_blocks()

@@ -126,6 +126,24 @@ def test_the_plugin_is_named_beside_all_that_loaded_before(monkeypatch: pytest.M
     assert cli.vllm_environment({"A": "b"})["A"] == "b"
 
 
+def test_ranks_on_a_cpu_share_memory_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 16 << 30)
+    for two in (["-tp", "2"], ["--tensor-parallel-size=2"], ["--tensor_parallel_size", "2"]):
+        assert cli.ranks_of(two) == 2
+        assert cli.cpu_options(two, {})[:2] == ["--kv-cache-memory-bytes", str(2 << 30)]
+    assert cli.cpu_options([], {})[:2] == ["--kv-cache-memory-bytes", str(4 << 30)]
+    assert cli.ranks_of(["-tp", "two"]) == cli.ranks_of(["-tp"]) == cli.ranks_of([]) == 1, "vLLM's to judge"
+    assert host.cpu_threads(2, [0, 1, 4, 5, 6], nodes=1) == "0,1|4,5"
+    assert host.cpu_threads(4, [0, 1], nodes=1) == "nobind"
+    assert host.cpu_threads(2, [0, 1], nodes=2) is None, "vLLM gives each rank a memory node"
+    monkeypatch.setattr(cli, "memory_nodes", lambda: 1)
+    monkeypatch.setattr(cli.os, "sched_getaffinity", lambda _: {3, 2})
+    assert cli.vllm_environment({}, 2)[cli.THREADS_VARIABLE] == "2|3"
+    assert cli.vllm_environment({cli.THREADS_VARIABLE: "0|1"}, 2)[cli.THREADS_VARIABLE] == "0|1"
+    assert cli.THREADS_VARIABLE not in cli.vllm_environment({}, 1)
+    assert host.memory_nodes() >= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

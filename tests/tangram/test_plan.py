@@ -156,6 +156,27 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) 
     assert "MODEL" in capsys.readouterr().err
 
 
+def test_two_cards_hold_the_weights_once_and_more_than_twice_the_conversations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one, two = read_facts(FOUR_B), read_facts(FOUR_B, ranks=2)
+    here, there = (budget(CARDS["a100-80"], facts) for facts in (one, two))
+    assert there.pool == 2 * here.pool + here.weights
+    assert make_plan(two, TangramConfig(), there.pool).prediction.geometry.ranks == 2
+    assert main(["plan", "--gpu", "l4", "--model", FOUR_B]) == 1
+    capsys.readouterr()
+    command = ["plan", "--gpu", "l4", "--model", FOUR_B, "--tensor-parallel-size", "2", "--retention", "0.25"]
+    assert main(command) == 0
+    assert "2 x L4 24 GB" in capsys.readouterr().out
+    assert main([*command, "--kv-cache-gib", "5", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["gpus"], data["pool_bytes"]) == (2, 10 * GIB)
+    assert main([*command[:5], "--tensor-parallel-size", "3"]) == 2
+    assert "--tensor-parallel-size: must divide the 8 KV heads" in capsys.readouterr().err
+    assert main(["plan", "--gpu", "8", "--model", "Qwen/Qwen3-32B", "--tensor-parallel-size", "2"]) == 1
+    assert "does not fit these cards" in capsys.readouterr().out
+
+
 def table() -> list[str]:
     """The rows of docs/sizing.md, worked out anew."""
     rows = []

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,9 @@ HOSTS = "data parallelism over several hosts"
 TOGETHER = "data parallelism of a mixture-of-experts model"
 
 OPTIONS: list[tuple[str, list[str]]] = [
-    ("tensor parallelism", ["--tensor-parallel-size", "2"]),
-    ("tensor parallelism", ["-tp=2"]),
-    ("tensor parallelism", ["--tensor_parallel_size=4096"]),
+    ("tensor parallelism that does not divide the KV heads", ["--tensor-parallel-size", "4"]),
+    ("an engine that is spread over several hosts", ["-tp=2", "--nnodes", "2"]),
+    ("an engine that is spread over several hosts", ["-tp=2", "--distributed-executor-backend", "ray"]),
     ("pipeline parallelism", ["-pp", "2"]),
     ("context parallelism", ["--decode-context-parallel-size", "2"]),
     ("dual-batch overlap", ["--enable-dbo"]),
@@ -119,7 +120,7 @@ OPTIONS: list[tuple[str, list[str]]] = [
     (OUTSIDE, ["-dp=2", "--data-parallel-multi-port-external-lb", "--data-parallel-size-local", "2"]),
     (HOSTS, ["-dp=2", "--data-parallel-size-local", "1"]),
     (HOSTS, ["-dp=2", "--data-parallel-backend", "ray"]),
-    (HOSTS, ["-dp=2", "--nnodes", "2"]),
+    ("an engine that is spread over several hosts", ["-dp=2", "--nnodes", "2"]),
     (HOSTS, ["-dp=2", "--headless"]),
     ("a KV cache of another type than the model", ["--kv-cache-dtype", "fp8"]),
     ("a KV cache of another type than the model", ["--kv-cache-dtype", "float16"]),
@@ -145,6 +146,8 @@ OPTIONS: list[tuple[str, list[str]]] = [
 SET: list[tuple[str, str, Any]] = [
     ("a diffusion language model", "model_config.is_diffusion", True),
     ("KV sharing between layers", "cache_config.kv_sharing_fast_prefill", True),
+    ("an engine that is spread over several hosts", "parallel_config.nnodes", 2),
+    ("an engine that is spread over several hosts", "parallel_config.distributed_executor_backend", "ray"),
     (OUTSIDE, "parallel_config.data_parallel_external_lb", True),
     (OUTSIDE, "parallel_config.data_parallel_hybrid_lb", True),
     (HOSTS, "parallel_config.data_parallel_size", 2),
@@ -409,8 +412,19 @@ def test_what_works_is_not_refused(llama: Path) -> None:
             watermark=0.1,
             cpu_offload_gb=0,
             kv_cache_dtype="auto",
+            tensor_parallel_size=2,
         )
     )
+
+
+def test_ranks_share_the_heads_of_the_whole_model(llama: Path, said: list[str]) -> None:
+    """Two KV heads a layer: one for each. The profile and the fingerprints are the whole model's."""
+    alone, two = (Runtime.from_vllm(configured(llama, tensor_parallel_size=ranks)) for ranks in (1, 2))
+    assert two.shape == replace(alone.shape, ranks=2)
+    assert (two.geometry.kv_heads, two.geometry.rank_heads) == (2, 1)
+    size = ["--kv-cache-memory-bytes", "50000000"]
+    launch.check([*plain_options(llama), "--worker-cls", CPU_WORKER, "-tp", "2", *size])
+    assert any("fit into 95 MiB of cache" in line for line in said), "both ranks' together"
 
 
 def test_a_model_that_reads_sound_is_served_for_text(tmp_path: Path) -> None:
@@ -494,7 +508,7 @@ def test_what_vllm_says_of_a_process_that_failed_to_start_is_overheard(
 def test_the_sentence_is_the_last_that_the_terminal_shows(llama: Path, tmp_path: Path) -> None:
     """Asked for in a file, which only vLLM reads; a traceback of others would be the worst of answers."""
     options = tmp_path / "options.yaml"
-    options.write_text("tensor-parallel-size: 2\nskip-tokenizer-init: true\n")
+    options.write_text("tensor-parallel-size: 4\nskip-tokenizer-init: true\n")
     run = subprocess.run(
         [sys.executable, "-m", "tangram", "serve", str(llama), "--config", str(options)],
         capture_output=True,
@@ -504,7 +518,9 @@ def test_the_sentence_is_the_last_that_the_terminal_shows(llama: Path, tmp_path:
     )
     assert run.returncode == 2
     lines = run.stderr.strip().splitlines()
-    assert lines[-1] == f"tangram: error: {sentence_of('tensor parallelism')}"
+    assert (
+        lines[-1] == f"tangram: error: {sentence_of('tensor parallelism that does not divide the KV heads')}"
+    )
     assert "Traceback" not in run.stderr
 
 
