@@ -36,9 +36,10 @@ def summary(
     fit = f"a conversation of {at.tokens} tokens takes {at.bytes / MIB:.1f} MiB"
     if pool_bytes:
         fit += f", {pool_bytes // at.bytes} fit into {pool_bytes / MIB:.0f} MiB of cache"
+    shared = f" on {g.ranks} ranks" if g.ranks > 1 else ""
     return (
         f"Ragged cache: retention {own.config.retention:g}, {_by(own)}, {g.num_tiers} tiers, groups of "
-        f"{g.group_size} heads, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
+        f"{g.group_size} heads{shared}, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
         f"({at.full_bytes / MIB:.1f} MiB uncompressed)"
         f"{f'; {engines} engines, each with a cache of its own' if engines > 1 else ''}"
     )

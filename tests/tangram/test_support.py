@@ -424,7 +424,8 @@ def test_ranks_share_the_heads_of_the_whole_model(llama: Path, said: list[str]) 
     assert (two.geometry.kv_heads, two.geometry.rank_heads) == (2, 1)
     size = ["--kv-cache-memory-bytes", "50000000"]
     launch.check([*plain_options(llama), "--worker-cls", CPU_WORKER, "-tp", "2", *size])
-    assert any("fit into 95 MiB of cache" in line for line in said), "both ranks' together"
+    (line,) = [line for line in said if "groups of 2 heads on 2 ranks" in line]
+    assert "fit into 95 MiB of cache" in line, "both ranks' together"
 
 
 def test_a_model_that_reads_sound_is_served_for_text(tmp_path: Path) -> None:
