@@ -104,7 +104,8 @@ def sequences_table(
     if not rows:
         return '<p class="empty">No conversation is in memory.</p>'
     page_bytes = snapshot.pool.page_bytes
-    body = "".join(_sequence_row(row, page_bytes, owner(row.id)) for row in rows[:limit])
+    several = snapshot.engines > 1
+    body = "".join(_sequence_row(row, page_bytes, owner(row.id), several) for row in rows[:limit])
     rest = rows[limit:]
     more = ""
     if rest:
@@ -121,11 +122,12 @@ def sequences_table(
     return table("sequences", f"{head}<th></th>", body + more)
 
 
-def _sequence_row(row: SequenceRow, page_bytes: int, owner: str) -> str:
+def _sequence_row(row: SequenceRow, page_bytes: int, owner: str, several: bool) -> str:
     tone = "good" if row.state == "running" else "calm"
     name = escape(row.id)
     who = escape(owner) if owner else f"<code>{escape(short_id(row.id))}</code>"
     pinned = ' <span class="tag used">pinned</span>' if row.pinned else ""
+    where = f' <span class="tag">engine {row.engine}</span>' if several else ""
     acts = ""
     if row.state != "prefix":
         acts += button("map", name, "Map", title="The map of this conversation alone")
@@ -134,8 +136,8 @@ def _sequence_row(row: SequenceRow, page_bytes: int, owner: str) -> str:
     if row.state != "running":
         acts += button("evict", name, "Evict", title="Give its pages back; its next turn reads it again")
     return (
-        f'<tr data-key="{name}|{escape(row.state)}"><td title="{name}">{who}</td>'
-        f'<td><span class="tag {tone}">{escape(row.state)}</span>{pinned}</td>'
+        f'<tr data-key="{name}|{escape(row.state)}|{row.engine}"><td title="{name}">{who}</td>'
+        f'<td><span class="tag {tone}">{escape(row.state)}</span>{pinned}{where}</td>'
         f'<td class="num">{count_text(row.tokens)}</td><td class="num">{count_text(row.pages)}</td>'
         f'<td class="num">{bytes_text(row.pages * page_bytes)}</td>'
         f'<td class="num">{duration_text(row.idle_seconds)}</td><td class="acts">{acts}</td></tr>'

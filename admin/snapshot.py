@@ -63,6 +63,7 @@ class SequenceRow:
     pages: int
     idle_seconds: float | None
     pinned: bool = False
+    engine: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class MemorySnapshot:
     """One answer of ``GET /tangram/memory``. Times are Unix seconds, sizes are bytes.
 
     ``group_size`` is the one in force; in ``config`` it is ``None`` when the engine chose it by itself.
+    ``engines``: how many there are, each with a pool of its own; all here is the sum of them.
     """
 
     time: float
@@ -88,6 +90,7 @@ class MemorySnapshot:
     full_cache_bytes: int
     used_bytes: int
     counters: Mapping[str, int]
+    engines: int = 1
 
     @property
     def share(self) -> Matrix:
@@ -147,6 +150,7 @@ class MemorySnapshot:
             full_cache_bytes=_integer(data, "full_cache_bytes"),
             used_bytes=_integer(data, "used_bytes"),
             counters={str(key): int(value) for key, value in _mapping(data, "counters").items()},
+            engines=max(1, len(_mappings(data, "engines"))) if "engines" in data else 1,
         )
 
 
@@ -160,6 +164,7 @@ def _sequence(row: Mapping[str, Any]) -> SequenceRow:
         pages=_integer(row, "pages"),
         idle_seconds=None if idle is None else _number(row, "idle_seconds"),
         pinned=bool(row.get("pinned", False)),
+        engine=_integer(row, "engine") if "engine" in row else 0,
     )
 
 

@@ -29,6 +29,7 @@ from app.passwords import Passwords
 from app.people import People
 from app.probe import Probe
 from app.profiles import Profiles
+from app.ranks import Ranks
 from app.remote_engine import RemoteEngine
 from app.routes import (
     account,
@@ -77,7 +78,7 @@ def build_services(
     queue = FairQueue(running=settings.max_running, waiting=settings.max_waiting, limits=limits)
     counters = Metrics(supervisor, queue)
     audit, passwords = AuditLog(store, days=settings.audit_days), Passwords()
-    active, tokenising = ActiveRequests(), Tokenising()
+    active, tokenising, ranks = ActiveRequests(), Tokenising(), Ranks(supervisor, store)
     generation = GenerationService(
         store,
         supervisor,
@@ -86,6 +87,7 @@ def build_services(
         resume_replies=settings.resume_replies,
         active=active,
         tokenising=tokenising,
+        ranks=ranks,
     )
     return Services(
         settings=settings,
@@ -108,6 +110,7 @@ def build_services(
         active=active,
         tokenising=tokenising,
         backups=Backups(database, audit),
+        ranks=ranks,
     )
 
 

@@ -19,6 +19,7 @@ from app.fairness import FairQueue, Ticket
 from app.job import Job, replay
 from app.metrics import Metrics
 from app.prompting import Prompting, draft, with_ids
+from app.ranks import Ranks
 from app.reply_runner import ReplyRunner
 from app.resuming import Resumption
 from app.running_replies import RunningReplies
@@ -43,6 +44,7 @@ class GenerationService:
         resume_replies: whether replies that a restart interrupted go on by themselves.
         active: knows what runs.
         tokenising: where text becomes token ids.
+        ranks: in which of the engine's ranks a conversation lives.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class GenerationService:
         resume_replies: bool = True,
         active: ActiveRequests | None = None,
         tokenising: Tokenising | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._tokenising = tokenising or Tokenising()
         self._jobs = RunningReplies()
@@ -71,6 +74,7 @@ class GenerationService:
             flush_seconds=flush_seconds,
             forget=self._jobs.forget,
             active=self._active,
+            ranks=ranks,
         )
         self._resumption = Resumption(store, supervisor, self._runner, self._prepare, self._take_in)
         self._prompting = Prompting(store, supervisor, self._tokenising)

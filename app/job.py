@@ -19,6 +19,8 @@ _LEAST_RATED_SECONDS = 0.2
 
 RESUMED = "resumed"
 """In a reply's stats: how many times it went on by itself after a restart."""
+RANK, RANKS = "engine", "engines"
+"""In a reply's stats: which of the engine's ranks wrote it, and of how many; absent where there is one."""
 FACTS = (LEFT_OUT, STARTS_AT, CUT, RESUMED)
 """What is in a reply's stats before the engine is asked."""
 

@@ -283,7 +283,8 @@ class ManagedEngine(EngineSupervisor):
         command = [
             *prefix, model.source,
             "--host", "127.0.0.1", "--port", str(port), "--served-model-name", model.name,
-            *shlex.split(self.settings.engine_args), *_option_words(self._status.overrides),
+            *self._parallel(), *shlex.split(self.settings.engine_args),
+            *_option_words(self._status.overrides),
         ]  # fmt: skip
         cache = self.settings.home / "cache"
         environment = {
@@ -298,6 +299,10 @@ class ManagedEngine(EngineSupervisor):
         self._process = await EngineProcess.start(command, environment, self._log, self._timing.grace)
         self._set(pid=self._process.pid)
         return self._process
+
+    def _parallel(self) -> list[str]:
+        size = self.settings.data_parallel_size
+        return ["--data-parallel-size", str(size)] if size > 1 else []
 
     async def _halt(self) -> None:
         task, self._task = self._task, None

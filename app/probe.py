@@ -103,6 +103,7 @@ class Probe:
                 stop_token_ids=templating.stop_token_ids,
                 cache_salt=salt,
                 request_id=names[-1],
+                rank=0 if self._supervisor.ranks > 1 else None,  # where the text is in the cache already
             )
             async with contextlib.aclosing(engine.stream(request)) as chunks:
                 answer = "".join([chunk.text async for chunk in chunks])

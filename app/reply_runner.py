@@ -12,6 +12,7 @@ from app.active import ActiveRequests, Origin
 from app.errors import AppError, ReplyUnsaved
 from app.job import Job
 from app.metrics import Metrics
+from app.ranks import Ranks
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
 from db.errors import Conflict, DbError, InvalidInput, NotFound
@@ -40,6 +41,7 @@ class ReplyRunner:
         forget: called when a job is in the database for good. Its watchers are told after that, or, when the
             database did not take it, before.
         active: knows what runs.
+        ranks: knows in which of the engine's ranks a conversation lives.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class ReplyRunner:
         flush_seconds: float,
         forget: Callable[[Job], None],
         active: ActiveRequests | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._active = active if active is not None else ActiveRequests()
+        self._ranks = ranks if ranks is not None else Ranks(supervisor, store)
         self.flush_seconds = flush_seconds
         self._store = store
         self._supervisor = supervisor
@@ -97,9 +101,11 @@ class ReplyRunner:
         ) as active:
             if job.ticket is not None:
                 await job.ticket.turn()
+            rank = await self._ranks.of_conversation(job.owner, job.conversation_id)
+            job.facts |= self._ranks.facts(rank)
             active.at_engine = True
-            named = replace(request, request_id=active.name)
-            async with contextlib.aclosing(engine.stream(named)) as chunks:
+            named = replace(request, request_id=active.name, rank=rank)
+            async with self._ranks.working(rank), contextlib.aclosing(engine.stream(named)) as chunks:
                 async for chunk in chunks:
                     if chunk.token_ids and job.status == "pending":
                         job.status = "streaming"

@@ -15,6 +15,7 @@ from app.generation import GenerationService
 from app.metrics import Metrics
 from app.people import People
 from app.profiles import Profiles
+from app.ranks import Ranks
 from app.reply_memory import ReplyMemory
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -51,6 +52,7 @@ class Services:
     active: ActiveRequests
     tokenising: Tokenising
     backups: Backups
+    ranks: Ranks
     reply_memory: ReplyMemory = field(default_factory=ReplyMemory)
 
     @property

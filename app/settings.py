@@ -39,6 +39,9 @@ class Settings(BaseSettings):
     engine_args: str = ""
     """Further vLLM options for the engine's command line, quoted as in a shell."""
 
+    data_parallel_size: int = Field(default=1, ge=1, le=64)
+    """GPUs of this host over which the engine spreads the conversations, each with the whole model."""
+
     engine_url: str = ""
     """Use the engine that runs at this address instead of starting one."""
 

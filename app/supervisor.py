@@ -70,7 +70,11 @@ class EngineStatus:
 
 
 class EngineSupervisor(ABC):
-    """Keeps one engine. Made before the event loop runs; `start` and `stop` belong to the app's lifespan."""
+    """Keeps one engine. Made before the event loop runs; `start` and `stop` belong to the app's lifespan.
+
+    ranks: how many data parallel ranks the engine that was last ready has, each with a cache of its own
+        (app.ranks).
+    """
 
     drain: Callable[[], Awaitable[None]] | None = None
     """Called before a wanted restart stops the engine: wait for running replies, then settle the rest."""
@@ -78,6 +82,7 @@ class EngineSupervisor(ABC):
     def __init__(self, settings: Settings, *, progress: Callable[[str], None] = lambda line: None) -> None:
         self.settings = settings
         self.geometry: Geometry | None = None
+        self.ranks = 1
         self._progress = progress
         self._status = EngineStatus(since=_now())
         self._changed = asyncio.Event()
@@ -240,10 +245,13 @@ class EngineSupervisor(ABC):
     async def _became_ready(
         self, client: EngineClient, name: str, max_model_len: int, seconds: float
     ) -> None:
+        self.geometry, self.ranks = None, 1
         try:
-            self.geometry = Geometry.from_dict((await client.memory())["geometry"])
+            memory = await client.memory()
+            self.geometry = Geometry.from_dict(memory["geometry"])
+            self.ranks = max(1, len(memory["engines"]))
         except (TangramError, KeyError):
-            self.geometry = None  # an engine without the memory endpoint can still chat
+            pass  # an engine without the memory endpoint can still chat
         self._set(
             EngineState.READY,
             phase="",

@@ -1,6 +1,7 @@
 """The message tree: a conversation's turns, their alternatives, and which branch is active."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import literal, select
 from sqlalchemy.orm import Session, aliased
@@ -59,6 +60,23 @@ class TurnStore(Repository):
         def work(session: Session) -> MessageView:
             owned_message(session, owner_id, message_id)
             return message_view(session, owner_id, message_id)
+
+        return await self._database.read(work)
+
+    async def latest_stats(self, owner_id: str, conversation_id: str, limit: int) -> list[dict[str, Any]]:
+        """The stats of the replies of a conversation that were begun last, newest first, of all branches.
+
+        Raises NotFound.
+        """
+
+        def work(session: Session) -> list[dict[str, Any]]:
+            owned_conversation(session, owner_id, conversation_id)
+            query = select(Message.stats).where(
+                Message.user_id == owner_id,
+                Message.conversation_id == conversation_id,
+                Message.role == "assistant",
+            )
+            return list(session.scalars(query.order_by(Message.seq.desc()).limit(limit)))
 
         return await self._database.read(work)
 

@@ -27,6 +27,14 @@ def _drafts(asked: Namespace) -> bool:
     return (asked.spec_method or asked.spec_model) not in (None, *NGRAM)
 
 
+def _many_hosts(asked: Namespace) -> bool:
+    return asked.data_parallel_size > 1 and (
+        asked.data_parallel_size_local not in (None, asked.data_parallel_size)
+        or asked.data_parallel_backend != "mp"
+        or asked.headless
+    )
+
+
 def _events(asked: Namespace) -> bool:
     config = asked.kv_events_config
     if isinstance(config, Mapping):
@@ -41,13 +49,14 @@ ASKED_BY: Mapping[str, Callable[[Namespace], Any]] = {
         asked.nnodes > 1 or asked.distributed_executor_backend in SPREADING
     ),
     "pipeline parallelism": lambda asked: asked.pipeline_parallel_size > 1,
-    "data parallelism": lambda asked: (
-        asked.data_parallel_size > 1
-        or asked.data_parallel_rank is not None
+    "data parallelism with a balancer outside the engine": lambda asked: (
+        asked.data_parallel_rank is not None
+        or asked.data_parallel_start_rank is not None
         or asked.data_parallel_external_lb
         or asked.data_parallel_hybrid_lb
         or asked.data_parallel_multi_port_external_lb
     ),
+    "data parallelism over several hosts": _many_hosts,
     "context parallelism": lambda asked: (
         asked.prefill_context_parallel_size > 1 or asked.decode_context_parallel_size > 1
     ),

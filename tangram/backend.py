@@ -26,6 +26,7 @@ from kernels import implementation, prepare, ragged_append_attention
 from kernels.layout import RaggedLayout
 from kernels.wide import staged_pages
 from tangram import runtime, seal_meter, window_backend
+from tangram.engines import own_instance
 from tangram.errors import UnsupportedError
 from tangram.layer_support import check_layer, check_shape
 from tangram.observation import Capture
@@ -155,7 +156,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         prepare(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
         kernels = implementation(device, kv_cache_spec.dtype, kv_cache_spec.head_size)
         ranks = Ranks.current(kv_cache_spec.geometry.ranks)
-        meter = seal_meter.serve(vllm_config.instance_id, kernels, ranks.rank)
+        meter = seal_meter.serve(own_instance(vllm_config), kernels, ranks.rank)
         own = runtime.active()
         self.geometry = kv_cache_spec.geometry.of_rank(ranks.rank)
         self.layout = runtime.kernel_layout(self.geometry)

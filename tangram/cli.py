@@ -34,6 +34,7 @@ ACCESS_LOG_OPTIONS = ("--disable-access-log-for-endpoints", "--disable-uvicorn-a
 CACHE_SIZE_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 COMPILATION_OPTIONS = ("--enforce-eager", "--no-enforce-eager", "--compilation-config", "-cc")
 TENSOR_OPTIONS = ("--tensor-parallel-size", "-tp")
+DATA_OPTIONS = ("--data-parallel-size", "-dp")
 RESHAPING_OPTIONS = ("--hf-overrides", "--hf-config-path")
 """With these the model may have other heads than its files say: no profile is chosen for it."""
 THREADS_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
@@ -104,9 +105,6 @@ def vllm_command(model: str, config: TangramConfig, extra: Sequence[str], on_cpu
     for name in ("--attention-backend", "--scheduler-cls"):
         if _value(extra, name) is not None:
             raise ConfigError(name, "is set by tangram serve: leave it out")
-    for name in ("--data-parallel-size", "-dp"):
-        if _value(extra, name) not in (None, "1"):
-            raise ConfigError(name, "must be 1: a conversation's pages are in one engine only")
     if any(_name(argument).startswith("--additional-config.") for argument in extra):
         raise ConfigError("--additional-config", "must be one JSON object: its parts would replace ours")
     additional = _take(extra, "--additional-config")
@@ -138,7 +136,8 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
 
     options = []
     if not environment.get("VLLM_CPU_KVCACHE_SPACE") and not given(*CACHE_SIZE_OPTIONS):
-        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes(ranks_of(extra)))]
+        share = engines_of(extra) * ranks_of(extra)
+        options += ["--kv-cache-memory-bytes", str(cpu_cache_bytes(share))]
     if not given(*COMPILATION_OPTIONS):
         options += ["--enforce-eager"]
     if not given("--worker-cls"):
@@ -146,9 +145,18 @@ def cpu_options(extra: Sequence[str], environment: Mapping[str, str]) -> list[st
     return options
 
 
+def engines_of(extra: Sequence[str]) -> int:
+    """Those of data parallelism; 1 where vLLM is to judge what was asked for."""
+    return _number(extra, DATA_OPTIONS)
+
+
 def ranks_of(extra: Sequence[str]) -> int:
-    """Those of tensor parallelism; 1 where vLLM is to judge what was asked for."""
-    values = [value for name in TENSOR_OPTIONS if (value := _value(extra, name)) is not None]
+    """Those of tensor parallelism, in each engine; 1 where vLLM is to judge what was asked for."""
+    return _number(extra, TENSOR_OPTIONS)
+
+
+def _number(extra: Sequence[str], names: Sequence[str]) -> int:
+    values = [value for name in names if (value := _value(extra, name)) is not None]
     return max(1, int(values[-1])) if values and values[-1].isdecimal() else 1
 
 

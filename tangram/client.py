@@ -122,7 +122,7 @@ class EngineClient:
         waits = httpx.Timeout(30.0, connect=5.0, read=None)
         try:
             async with self._http.stream(
-                "POST", "/v1/completions", json=request.body(), timeout=waits
+                "POST", "/v1/completions", json=request.body(), headers=request.headers(), timeout=waits
             ) as response:
                 if response.status_code != 200:
                     await response.aread()

@@ -9,6 +9,9 @@ from typing import Any
 
 from tangram.errors import EngineRejected, EngineUnavailable
 
+RANK_HEADER = "X-data-parallel-rank"
+"""By it vLLM's servers let a client choose the rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
@@ -18,6 +21,7 @@ class CompletionRequest:
     logprobs: log-probabilities of the chosen tokens and of this many of the likeliest; None: not wanted.
     cache_salt: only requests with the same salt can share cached history; one per user.
     request_id: what the engine is to call it; None: a name of its own.
+    rank: the engine's rank that is to answer, where there are several; None: the engine's choice.
     extra: further fields of vLLM's /v1/completions, passed as they are.
     """
 
@@ -33,7 +37,12 @@ class CompletionRequest:
     logprobs: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    rank: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the request, beside the connection's own."""
+        return {} if self.rank is None else {RANK_HEADER: str(self.rank)}
 
     def body(self) -> dict[str, Any]:
         """The JSON body of the streaming request."""

@@ -21,11 +21,12 @@ from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from tangram import asked, control, stall, workers
+from tangram import asked, engines, stall
 from tangram.config import printable
+from tangram.engines import EngineCore, engines_report, merged, of_each
 from tangram.errors import ConfigError, EngineUnavailable, ProfileError, UnsupportedError
 from tangram.metrics import TIMEOUT_SECONDS, EngineMetrics
-from tangram.predict import predict
+from tangram.predict import Prediction, predict
 from tangram.reports import profile_report, status_report
 from tangram.runtime import Runtime
 from tangram.telemetry import CacheSnapshot, memory_report
@@ -67,21 +68,19 @@ class TangramEndpoints:
             Runtime.from_vllm(vllm_config),
             vllm_config.instance_id,
             [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key],
+            vllm_config.parallel_config.data_parallel_size,
         )
-        stall.watch(lambda: self._snapshot_now(timeout=TIMEOUT_SECONDS), stall.allowed_seconds())
+        looks = [partial(core.snapshot, timeout=TIMEOUT_SECONDS) for core in self.engines]
+        stall.watch(looks, stall.allowed_seconds())
 
-    def serve(self, runtime: Runtime, instance: str, keys: list[str]) -> None:
-        """Answer for the engine of that vLLM instance id. Any of ``keys`` opens; none: open to all."""
+    def serve(self, runtime: Runtime, instance: str, keys: list[str], count: int = 1) -> None:
+        """Answer for the engine of that vLLM instance id, of ``count`` cores. Any of ``keys`` opens; none:
+        open to all."""
         self.runtime = runtime
         self.started = time.monotonic()
-        self._ask_scheduler = partial(control.call, control.socket_path(instance))
-        self._ask_worker = partial(workers.ask, instance, runtime.geometry.ranks)
+        self.engines = [EngineCore(instance, index, runtime.geometry.ranks) for index in range(count)]
         self._lock = AuthenticationMiddleware(FastAPI(), keys) if keys else None
-        self._metrics = EngineMetrics(
-            lambda: self._snapshot_now(timeout=TIMEOUT_SECONDS),
-            partial(self._ask_worker, timeout=TIMEOUT_SECONDS),
-            runtime.geometry.page_bytes,
-        )
+        self._metrics = EngineMetrics(self.engines, runtime.geometry.page_bytes)
 
     def _guarded(self, handler: Callable[[Request], Awaitable[Answer]]) -> Callable[..., Any]:
         async def guarded(request: Request) -> Response:
@@ -98,49 +97,48 @@ class TangramEndpoints:
 
         return guarded
 
-    def _snapshot_now(self, **options: Any) -> CacheSnapshot:
-        return CacheSnapshot.from_dict(self._ask_scheduler("memory", **options))
-
-    async def _snapshot(self) -> CacheSnapshot:
-        return await asyncio.to_thread(self._snapshot_now)
+    async def _snapshots(self) -> list[CacheSnapshot]:
+        """Of each core; an answer without one of them would be a wrong one."""
+        return await asyncio.to_thread(of_each, self.engines, EngineCore.snapshot)
 
     async def _worker(self) -> dict[str, Any] | None:
         """What the workers say of themselves; None if one does not answer."""
-        try:
-            return await asyncio.to_thread(self._ask_worker, timeout=TIMEOUT_SECONDS)
-        except EngineUnavailable:
-            return None
+        return await asyncio.to_thread(engines.workers, self.engines, TIMEOUT_SECONDS)
 
-    def _pool_bytes(self, snapshot: CacheSnapshot) -> int:
-        return snapshot.total_pages * self.runtime.geometry.page_bytes
+    async def _within(self, prediction: Prediction) -> Prediction:
+        """With how many conversations fit the pools of this engine."""
+        page_bytes = self.runtime.geometry.page_bytes
+        return prediction.within(*(one.total_pages * page_bytes for one in await self._snapshots()))
 
     # ---- the routes ---------------------------------------------------------------------------------
 
     async def status(self, _: Request) -> Answer:
         """What runs, how it is configured and what it has done so far."""
-        snapshot, worker = await self._snapshot(), await self._worker()
-        return status_report(self.runtime, snapshot, worker, time.monotonic() - self.started)
+        snapshots, worker = await self._snapshots(), await self._worker()
+        report = status_report(self.runtime, merged(snapshots), worker, time.monotonic() - self.started)
+        return report | {"engines": engines_report(snapshots, self.runtime.geometry)}
 
     async def profile(self, _: Request) -> Answer:
         """The heads' statistics, the budgets that follow, and what they cost."""
         own = self.runtime
         prediction = await asyncio.to_thread(predict, own.config, own.shape, own.profile)
-        prediction = prediction.within(self._pool_bytes(await self._snapshot()))
-        return profile_report(own, prediction, await self._worker())
+        return profile_report(own, await self._within(prediction), await self._worker())
 
     async def memory(self, request: Request) -> Answer:
         """The pool and every head's share of it, now; with ``?sequence=ID`` of one conversation."""
         own, wanted = self.runtime, request.query_params.get("sequence")
-        snapshot = await self._snapshot()
+        snapshots = await self._snapshots()
+        snapshot = merged(snapshots)
         if wanted is not None and all(seq.id != wanted for seq in snapshot.sequences):
             return _error(
                 404,
                 f"sequence: {printable(wanted)} is not in the pool: it was evicted or never there "
                 "(without ?sequence= all that are there are listed)",
             )
-        return memory_report(
+        report = memory_report(
             snapshot, own.geometry, own.shape, own.config, own.budgets(), time.time(), wanted
         )
+        return report | {"engines": engines_report(snapshots, own.geometry)}
 
     async def preview(self, request: Request) -> Answer:
         """What other settings would cost, without changing anything."""
@@ -149,17 +147,17 @@ class TangramEndpoints:
         # An engine in scope uniform never read its profile: that of another scope is read now.
         profile = None if own.config.scope == "uniform" else own.profile
         prediction = await asyncio.to_thread(predict, config, own.shape, profile, lengths)
-        return prediction.within(self._pool_bytes(await self._snapshot())).to_dict()
+        return (await self._within(prediction)).to_dict()
 
     async def evict(self, request: Request) -> Answer:
         """Drop idle conversations: one, those idle for so long, or all."""
         wanted = asked.evict(await asked.body(request))
-        return await asyncio.to_thread(self._ask_scheduler, "evict", **wanted)
+        return await asyncio.to_thread(engines.evict, self.engines, wanted)
 
     async def pin(self, request: Request) -> Answer:
         """Keep a conversation when room is made for others, or let it go."""
         wanted = asked.pin(await asked.body(request))
-        found = await asyncio.to_thread(self._ask_scheduler, "pin", **wanted)
+        found = await asyncio.to_thread(engines.pin, self.engines, wanted)
         if found["refused"]:
             return _error(409, f"sequence: {found['refused']}")
         if not found["conversations"]:

@@ -84,9 +84,9 @@ def _report(config: VllmConfig) -> None:
     device = config.device_config.device
     # The worker knows which kernels a GPU runs; this process leaves the GPU alone.
     kernels = implementation(device) if device.type == "cpu" else "cuda"
-    each = config.cache_config.kv_cache_memory_bytes
+    each, engines = config.cache_config.kv_cache_memory_bytes, config.parallel_config.data_parallel_size
     pool = None if each is None else each * own.geometry.ranks
-    logger.info("%s", summary(own, prediction, kernels, pool))
+    logger.info("%s", summary(own, prediction, kernels, pool, engines))
     for warning in prediction.warnings:
         logger.warning("Ragged cache: %s", warning)
 

@@ -7,13 +7,15 @@ paid while nobody looks. Where one does not answer in time, its last good figure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tangram.engines import EngineCore, of_each
 from tangram.errors import EngineUnavailable
 from tangram.seal_meter import BOUNDS
 from tangram.telemetry import KINDS, CacheSnapshot
@@ -37,90 +39,116 @@ COUNTERS = {
 """The scheduler's counters to what they count. What it does not count is not served."""
 
 
+@dataclass
+class _Figures:
+    """What is known of one core: its last good answers, and whether it answered this scrape."""
+
+    snapshot: CacheSnapshot | None = None
+    seals: dict[str, Any] | None = None
+    up: dict[str, bool] = field(default_factory=lambda: {"scheduler": False, "worker": False})
+
+    def ask(self, core: EngineCore) -> None:
+        """Ask the scheduler, then the worker."""
+        self.up = {"scheduler": True, "worker": True}
+        try:
+            self.snapshot = core.snapshot(timeout=TIMEOUT_SECONDS)
+        except EngineUnavailable:
+            self.up["scheduler"] = False
+        try:
+            self.seals = core.worker(timeout=TIMEOUT_SECONDS)
+        except EngineUnavailable:
+            self.up["worker"] = False
+
+
 class EngineMetrics(Collector):
-    """The families of one engine.
+    """The families of one engine, each labelled with the core, as vLLM's are (``engine="0"``).
 
     Args:
-        scheduler, worker: ask and return the answer, or raise EngineUnavailable. They block.
+        cores: :mod:`tangram.engines`.
         page_bytes: bytes of a page.
     """
 
-    def __init__(
-        self,
-        scheduler: Callable[[], CacheSnapshot],
-        worker: Callable[[], dict[str, Any]],
-        page_bytes: int,
-    ) -> None:
-        self._scheduler = scheduler
-        self._worker = worker
+    def __init__(self, cores: Sequence[EngineCore], page_bytes: int) -> None:
+        self._cores = cores
         self._page_bytes = page_bytes
-        self._snapshot: CacheSnapshot | None = None
-        self._seals: dict[str, Any] | None = None
-        self._up = {"scheduler": False, "worker": False}
+        self._figures = [_Figures() for _ in cores]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def scrape(self) -> bytes:
-        """Ask both, then the text format. Blocks for at most twice ``TIMEOUT_SECONDS``."""
-        up = {"scheduler": True, "worker": True}
-        try:
-            self._snapshot = self._scheduler()
-        except EngineUnavailable:
-            up["scheduler"] = False
-        try:
-            self._seals = self._worker()
-        except EngineUnavailable:
-            up["worker"] = False
-        self._up = up
+        """Ask all cores at once, then the text format. Blocks for at most twice ``TIMEOUT_SECONDS``."""
+        of_each(self._cores, lambda core: self._figures[core.index].ask(core))
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """The families, from the last good figures. Asks nobody."""
+        families: dict[str, Metric] = {}
+        for core, figures in enumerate(self._figures):
+            for family in self._of(str(core), figures):
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from families.values()
+
+    def _of(self, engine: str, figures: _Figures) -> Iterator[Metric]:
         up = GaugeMetricFamily(
-            "tangram_up", "Whether that part of the engine answered this scrape.", labels=("part",)
+            "tangram_up", "Whether that part of the engine answered this scrape.", labels=("engine", "part")
         )
-        for part, answered in self._up.items():
-            up.add_metric([part], float(answered))
+        for part, answered in figures.up.items():
+            up.add_metric([engine, part], float(answered))
         yield up
-        if self._snapshot is not None:
-            yield from _cache_families(self._snapshot)
-            yield GaugeMetricFamily("tangram_page_bytes", "Bytes of a page.", self._page_bytes)
-        if self._seals is not None:
+        if figures.snapshot is not None:
+            yield from _cache_families(engine, figures.snapshot)
+            yield _one(GaugeMetricFamily, "page_bytes", "Bytes of a page.", engine, self._page_bytes)
+        if figures.seals is not None:
             ends = [*map(str, BOUNDS), "+Inf"]
-            yield HistogramMetricFamily(
+            seals = HistogramMetricFamily(
                 "tangram_seal_seconds",
                 "Time in the worker to seal one chunk of one conversation.",
-                buckets=list(zip(ends, self._seals["buckets"], strict=True)),
-                sum_value=self._seals["seconds"],
+                labels=("engine",),
             )
-            yield from _drift_families(self._seals.get("drift") or {})
+            buckets = list(zip(ends, figures.seals["buckets"], strict=True))
+            seals.add_metric([engine], buckets, figures.seals["seconds"])
+            yield seals
+            yield from _drift_families(engine, figures.seals.get("drift") or {})
 
 
-def _drift_families(drift: dict[str, Any]) -> Iterator[Metric]:
+def _one(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    help_text: str,
+    engine: str,
+    value: float,
+) -> Metric:
+    """A family of one value for each core."""
+    family = kind(f"tangram_{name}", help_text, labels=("engine",))
+    family.add_metric([engine], value)
+    return family
+
+
+def _drift_families(engine: str, drift: dict[str, Any]) -> Iterator[Metric]:
     """None without a profile; the drift itself only once enough chunks were looked at."""
     if drift.get("drift") is not None:
-        yield GaugeMetricFamily(
-            "tangram_budget_drift",
-            "How far heads' needs by keys lie from the calibration samples', in the samples' own spread.",
-            drift["drift"],
-        )
+        said = "How far heads' needs by keys lie from the calibration samples', in the samples' own spread."
+        yield _one(GaugeMetricFamily, "budget_drift", said, engine, drift["drift"])
     if "chunks" in drift:
-        yield CounterMetricFamily(
-            "tangram_drift_chunks", "Sealed chunks whose keys were looked at for the drift.", drift["chunks"]
-        )
+        said = "Sealed chunks whose keys were looked at for the drift."
+        yield _one(CounterMetricFamily, "drift_chunks", said, engine, drift["chunks"])
 
 
-def _cache_families(snapshot: CacheSnapshot) -> Iterator[Metric]:
-    pages = GaugeMetricFamily("tangram_pages", "Pages of the pool by what holds them.", labels=("kind",))
+def _cache_families(engine: str, snapshot: CacheSnapshot) -> Iterator[Metric]:
+    pages = GaugeMetricFamily(
+        "tangram_pages", "Pages of the pool by what holds them.", labels=("engine", "kind")
+    )
     for kind in KINDS:
-        pages.add_metric([kind], snapshot.pages.get(kind, 0))
+        pages.add_metric([engine, kind], snapshot.pages.get(kind, 0))
     yield pages
     for name, help_text, value in (
         ("conversations_resident", "Idle conversations kept for their next turn.", snapshot.held("resident")),
         ("sequences_running", "Requests that hold pages and are not idle.", snapshot.held("running")),
         ("prefix_rows", "Shared prefixes kept for conversations to come.", snapshot.held("prefix")),
     ):
-        yield GaugeMetricFamily(f"tangram_{name}", help_text, value)
+        yield _one(GaugeMetricFamily, name, help_text, engine, value)
     for name, help_text in COUNTERS.items():
         if name in snapshot.counters:
-            yield CounterMetricFamily(f"tangram_{name}", help_text, snapshot.counters[name])
+            yield _one(CounterMetricFamily, name, help_text, engine, snapshot.counters[name])

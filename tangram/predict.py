@@ -51,7 +51,7 @@ class AtLength:
         padding_bytes: of ``bytes``, those in empty member slots and in the rounding of ``state_bytes``.
         split, split_unsplit: see :class:`tangram.balance.Balance`.
         conversations: how many such conversations a pool holds at once, one of them being answered and the
-            others idle; 0 until :meth:`Prediction.within`.
+            others idle; summed over the pools of several engine cores; 0 until :meth:`Prediction.within`.
     """
 
     tokens: int
@@ -67,10 +67,10 @@ class AtLength:
     split_unsplit: float = 1.0
     conversations: int = 0
 
-    def within(self, pool_bytes: int) -> AtLength:
-        """The same, with how many fit a pool of that size."""
-        beside = (pool_bytes - self.bytes) // (self.idle_bytes or self.bytes)
-        return replace(self, conversations=max(0, beside + 1))
+    def within(self, *pool_bytes: int) -> AtLength:
+        """The same, with how many fit pools of these sizes."""
+        beside = [(pool - self.bytes) // (self.idle_bytes or self.bytes) for pool in pool_bytes]
+        return replace(self, conversations=sum(max(0, others + 1) for others in beside))
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class Prediction:
     warnings: tuple[str, ...]
     covered: float | None = None
 
-    def within(self, pool_bytes: int) -> Prediction:
-        """The same, with how many conversations fit a pool of that size."""
-        return replace(self, at=tuple(at.within(pool_bytes) for at in self.at))
+    def within(self, *pool_bytes: int) -> Prediction:
+        """The same, with how many conversations fit pools of these sizes."""
+        return replace(self, at=tuple(at.within(*pool_bytes) for at in self.at))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: the body of ``POST /tangram/preview``. What depends on a length is a mapping by it."""

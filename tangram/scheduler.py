@@ -17,6 +17,7 @@ from vllm.v1.request import Request
 from tangram.config import TangramConfig
 from tangram.control import ControlServer, socket_path
 from tangram.crowd import Crowd
+from tangram.engines import own_instance
 from tangram.errors import ConfigError, UnsupportedError
 from tangram.hybrid import Windows
 from tangram.manager import RaggedManager
@@ -49,7 +50,7 @@ class TangramScheduler(AsyncScheduler):
         # The control server's thread looks into what the scheduler's thread changes.
         self._lock = threading.RLock()
         self._control = ControlServer(
-            socket_path(self.vllm_config.instance_id),
+            socket_path(own_instance(self.vllm_config)),
             {"memory": self._memory, "evict": self._evict, "pin": self._pin, "ping": lambda _: {}},
         )
 

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from tangram.errors import ConfigError, EngineUnavailable
 from tangram.telemetry import CacheSnapshot
@@ -83,15 +83,19 @@ def end_process() -> None:
 
 
 def watch(
-    look: Callable[[], CacheSnapshot], seconds: float, end: Callable[[], None] = end_process
+    looks: Sequence[Callable[[], CacheSnapshot]], seconds: float, end: Callable[[], None] = end_process
 ) -> threading.Thread | None:
-    """Watch from a thread of its own; None where ``seconds`` is 0."""
+    """Watch from a thread of its own; None where ``seconds`` is 0.
+
+    Args:
+        looks: one for each engine core: that others get on helps nobody whose core does not.
+    """
     if not seconds:
         return None
-    clock = StallClock(look)
+    clocks = [StallClock(look) for look in looks]
 
     def run() -> None:
-        while (stalled := clock.stalled()) < seconds:
+        while (stalled := max(clock.stalled() for clock in clocks)) < seconds:
             time.sleep(seconds / LOOKS)
         log.error("The engine has had work for %.0f seconds and computed nothing: it ends itself.", stalled)
         end()

@@ -20,13 +20,17 @@ def prediction_of(own: Runtime) -> Prediction:
     return predict(own.config, own.shape, own.profile, [min(TOKENS, own.shape.max_model_len)])
 
 
-def summary(own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int | None) -> str:
+def summary(
+    own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int | None, engines: int = 1
+) -> str:
     """One line: how the cache is cut and what fits.
 
     Args:
         prediction: :func:`prediction_of`.
         kernels: the implementation that runs, as in ``GET /tangram/status``.
-        pool_bytes: of the KV cache of all ranks; None while only vLLM's measurement at start will tell.
+        pool_bytes: of the KV cache of one engine, on all of its ranks; None while only vLLM's measurement at
+            start will tell.
+        engines: how many there are.
     """
     g, (at,) = own.geometry, prediction.at
     fit = f"a conversation of {at.tokens} tokens takes {at.bytes / MIB:.1f} MiB"
@@ -37,6 +41,7 @@ def summary(own: Runtime, prediction: Prediction, kernels: str, pool_bytes: int 
         f"Ragged cache: retention {own.config.retention:g}, {_by(own)}, {g.num_tiers} tiers, groups of "
         f"{g.group_size} heads{shared}, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
         f"({at.full_bytes / MIB:.1f} MiB uncompressed)"
+        f"{f'; {engines} engines, each with a cache of its own' if engines > 1 else ''}"
     )
 
 

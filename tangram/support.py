@@ -65,6 +65,15 @@ def _drafts(vllm: VllmConfig) -> bool:
     )
 
 
+def _many_hosts(vllm: VllmConfig) -> bool:
+    """Engines that are, or with Ray may be, on another host than the API server."""
+    parallel = vllm.parallel_config
+    return parallel.data_parallel_size > 1 and (
+        parallel.data_parallel_size_local != parallel.data_parallel_size
+        or parallel.data_parallel_backend != "mp"
+    )
+
+
 def _images(vllm: VllmConfig) -> bool:
     media = vllm.model_config.multimodal_config
     return media is not None and not media.language_model_only
@@ -162,13 +171,26 @@ REFUSALS: tuple[Refusal, ...] = (
         f"leave --pipeline-parallel-size at 1; {ONE_ENGINE}",
     ),
     Refusal(
-        "data parallelism",
+        "data parallelism with a balancer outside the engine",
+        lambda vllm: (
+            vllm.parallel_config.data_parallel_external_lb or vllm.parallel_config.data_parallel_hybrid_lb
+        ),
+        "a conversation stays in the engine that has its pages, so one server must know all of them",
+        "give --data-parallel-size only",
+    ),
+    Refusal(
+        "data parallelism over several hosts",
+        _many_hosts,
+        "the API server asks each engine for its memory over a socket of the host",
+        "start one engine a host, each with its own share of the users",
+    ),
+    Refusal(
+        "data parallelism of a mixture-of-experts model",
         lambda vllm: (
             vllm.parallel_config.data_parallel_size > 1
-            or vllm.parallel_config.data_parallel_external_lb
-            or vllm.parallel_config.data_parallel_hybrid_lb
+            and (vllm.model_config.is_moe or vllm.parallel_config.enable_elastic_ep)
         ),
-        "a conversation's pages are in one engine, and vLLM's balancer does not know in which",
+        "its engines share the experts and take every step together, empty ones too, which was not tested",
         f"leave --data-parallel-size at 1; {ONE_ENGINE}",
     ),
     Refusal(

@@ -28,6 +28,7 @@ class Sequence:
         resumes_at: tokens that whoever continues it need not compute, at most: what the row holds. None
             while running.
         pinned: whether it stays when room is made for others.
+        engine: number of the engine core whose pool it lies in (:mod:`tangram.engines`).
     """
 
     id: str
@@ -39,6 +40,7 @@ class Sequence:
     shared_pages: int = 0
     resumes_at: int | None = None
     pinned: bool = False
+    engine: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ class CacheSnapshot:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> CacheSnapshot:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**{**data, "sequences": [Sequence(**sequence) for sequence in data["sequences"]]})
+    def from_dict(cls, data: dict[str, Any], engine: int = 0) -> CacheSnapshot:
+        """The inverse of :meth:`to_dict`, of the engine that it came from."""
+        sequences = [Sequence(**{**sequence, "engine": engine}) for sequence in data["sequences"]]
+        return cls(**{**data, "sequences": sequences})
 
     def held(self, *states: str) -> int:
         """Sequences in any of these states."""

@@ -42,6 +42,7 @@ from tokenizers import Tokenizer
 
 from app.sse import EventStream
 from tangram import telemetry
+from tangram.completion import RANK_HEADER
 from tangram.geometry import Geometry, Tier
 from tangram.predict import measure
 
@@ -66,6 +67,7 @@ class FakeConfig:
     api_key: str | None = None
     may_exit: bool = False
     profile: str | None = None
+    ranks: int = 1
 
 
 @dataclass
@@ -75,6 +77,7 @@ class Sequence:
     tokens: list[int]
     touched: float = field(default_factory=time.monotonic)
     pinned: bool = False
+    rank: int = 0
 
 
 def geometry(config: FakeConfig, **changes: Any) -> tuple[Geometry, list[list[float]]]:
@@ -118,6 +121,7 @@ class FakeEngine:
         self.running: dict[str, Sequence] = {}
         self.resident: list[Sequence] = []
         self.requests: list[dict[str, Any]] = []
+        self.asked_ranks: list[str | None] = []
         self.aborted = 0
         self.takeovers = 0
         self.healthy = True
@@ -149,11 +153,12 @@ class FakeEngine:
             ids = ids[len(written) :]  # a reply that goes on
         return [*ids, self.end], delay, prefill, "/die" in user, "/fail" in user
 
-    async def generate(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def generate(self, body: dict[str, Any], rank: int = 0) -> AsyncGenerator[bytes, None]:
         prompt, limit = list(body["prompt"]), int(body["max_tokens"])
-        cached = self._take_over(prompt, body.get("cache_salt"))
+        cached = self._take_over(prompt, body.get("cache_salt"), rank)
         name = body.get("request_id") or f"{next(self._ids):024x}"
         sequence = Sequence(f"cmpl-{name}-0-{next(self._ids):08x}", body.get("cache_salt"), list(prompt))
+        sequence.rank = rank
         self.running[sequence.id] = sequence
         ids, delay, prefill, die, fail = self.plan(prompt)
         finished, total = False, 0
@@ -209,11 +214,11 @@ class FakeEngine:
             sequence.touched = time.monotonic()
             self.resident = [*self.resident[-199:], sequence]
 
-    def _take_over(self, prompt: list[int], salt: str | None) -> int:
-        """Tokens of the prompt's start that a resident sequence of the same salt holds."""
+    def _take_over(self, prompt: list[int], salt: str | None, rank: int) -> int:
+        """Tokens of the prompt's start that a resident sequence of the same salt holds in that rank."""
         best, found = 0, None
         for sequence in self.resident:
-            if sequence.salt == salt:
+            if (sequence.salt, sequence.rank) == (salt, rank):
                 shared = _shared(sequence.tokens, prompt[:-1])
                 if shared > best:
                     best, found = shared, sequence
@@ -262,7 +267,7 @@ class FakeEngine:
         used = {kind: sum(s.pages for s in sequences if s.state == kind) for kind in ("running", "resident")}
         shown = [s for s in sequences if wanted in (None, s.id)]
         sealed = sum(s.sealed_chunks for s in sequences if s.state == "running") * shape.pages_per_chunk
-        free = TOTAL_PAGES - sum(used.values())
+        free = TOTAL_PAGES * self.config.ranks - sum(used.values())
         kinds = {"ring": used["running"] - sealed, "sealed": sealed, "resident": used["resident"]}
         return {
             "time": time.time(),
@@ -289,7 +294,7 @@ class FakeEngine:
             },
             "geometry": shape.to_dict(),
             "pool": {
-                "total_pages": TOTAL_PAGES,
+                "total_pages": TOTAL_PAGES * self.config.ranks,
                 "free_pages": free,
                 "running_pages": used["running"],
                 "resident_pages": used["resident"],
@@ -298,6 +303,7 @@ class FakeEngine:
             },
             "heads": telemetry.heads_report(shape, shown, self.budget),
             "sequences": [asdict(sequence) for sequence in shown],
+            "engines": self._engines(sequences),
             "full_cache_bytes": sum(shape.full_bytes(n) for n in lengths),
             "used_bytes": sum(s.pages for s in shown) * shape.page_bytes,
             "counters": {
@@ -309,6 +315,21 @@ class FakeEngine:
                 "preemptions": 0,
             },
         }
+
+    def _engines(self, sequences: list[telemetry.Sequence]) -> list[dict[str, Any]]:
+        of = [[s for s in sequences if s.engine == rank] for rank in range(self.config.ranks)]
+        return [
+            {
+                "engine": rank,
+                "requests": {"running": sum(s.state == "running" for s in own), "waiting": 0},
+                "conversations": sum(s.state == "resident" for s in own),
+                "pool": {
+                    "total_pages": TOTAL_PAGES,
+                    "free_pages": TOTAL_PAGES - sum(s.pages for s in own),
+                },
+            }
+            for rank, own in enumerate(of)
+        ]
 
     def preview(self, changes: dict[str, Any]) -> dict[str, Any]:
         shape, budget = geometry(self.config, **changes)
@@ -342,6 +363,10 @@ class FakeEngine:
                 return answer
             body = await request.json()
             self.requests.append(body)
+            asked = request.headers.get(RANK_HEADER)
+            self.asked_ranks.append(asked)
+            if not 0 <= (rank := int(asked or 0)) < self.config.ranks:
+                return _error(400, f"data_parallel_rank {rank} is out of range [0, {self.config.ranks}).")
             if body["model"] != self.config.name:
                 return _error(404, f"The model `{body['model']}` does not exist.")
             if len(body["prompt"]) + body["max_tokens"] > self.config.max_model_len:
@@ -350,7 +375,7 @@ class FakeEngine:
                 )
             if "/refuse" in self.tokenizer.decode(body["prompt"][-40:]):
                 return _error(400, "no, thank you")
-            return EventStream(self.generate(body))
+            return EventStream(self.generate(body, rank))
 
         @app.get("/tangram/memory")
         async def memory(request: Request) -> Response:
@@ -377,6 +402,7 @@ class FakeEngine:
                 "pool": {"total_pages": TOTAL_PAGES},
                 "geometry": {"row_width": self.geometry.row_width(self.config.max_model_len)},
                 "model": {"max_model_len": self.config.max_model_len},
+                "engines": self.memory()["engines"],
             }
             return refused(request) or JSONResponse(about)
 
@@ -434,10 +460,12 @@ def _seen(shape: Geometry, state: str, sequence: Sequence, now: float) -> teleme
     n = len(sequence.tokens)
     if state == "running":
         held = (shape.sealed(n), shape.pages(n), None)
-        return telemetry.Sequence(sequence.id, state, n, *held, pinned=sequence.pinned)
+        return telemetry.Sequence(sequence.id, state, n, *held, pinned=sequence.pinned, engine=sequence.rank)
     last, idle = n // shape.page_tokens * shape.page_tokens, now - sequence.touched
     held = (shape.sealed(last - 1), shape.idle_pages(n), idle)
-    return telemetry.Sequence(sequence.id, state, n, *held, resumes_at=last, pinned=sequence.pinned)
+    return telemetry.Sequence(
+        sequence.id, state, n, *held, resumes_at=last, pinned=sequence.pinned, engine=sequence.rank
+    )
 
 
 def _word(text: str, name: str, default: str) -> str:
@@ -511,6 +539,7 @@ def main() -> None:
     parser.add_argument("--tangram-group-size", type=int, default=16)
     parser.add_argument("--tangram-alpha", type=float, default=1.0)
     parser.add_argument("--tangram-profile", default=None)
+    parser.add_argument("--data-parallel-size", type=int, default=1)
     parser.add_argument("--fake-token-seconds", type=float, default=0.01)
     parser.add_argument("--fake-start-seconds", type=float, default=0.0)
     parser.add_argument("--fake-fail", default=None, help="print this and exit with 1 instead of serving")
@@ -530,6 +559,7 @@ def main() -> None:
         api_key=os.environ.get("VLLM_API_KEY"),
         may_exit=True,
         profile=None if options.tangram_profile in (None, "auto", "none") else options.tangram_profile,
+        ranks=options.data_parallel_size,
     )
     if config.profile is not None and not Path(config.profile).is_file():
         print(f"tangram: error: profile {config.profile} cannot be read", file=sys.stderr, flush=True)

@@ -77,9 +77,12 @@ class Run:
             with self._services.active.begin(
                 Origin(self._owner), tokens=lambda: len(self._job.token_ids), stop=self._stop
             ) as active:
+                ranks = self._services.ranks
+                rank = await ranks.of_prompt(self._owner, request.prompt)
                 active.at_engine = True
-                named = replace(request, request_id=active.name)
-                async with contextlib.aclosing(unless(self._stopped, engine.stream(named))) as chunks:
+                named = replace(request, request_id=active.name, rank=rank)
+                answer = unless(self._stopped, engine.stream(named))
+                async with ranks.working(rank), contextlib.aclosing(answer) as chunks:
                     async for chunk in chunks:
                         self._job.take(chunk)
                         if chunk.usage is not None:

@@ -82,15 +82,16 @@ def driver_recent(gpu: Gpu) -> Problem | None:
     )
 
 
-def gpus_enough(gpus: list[Gpu], wanted: int) -> Problem | None:
-    """There are as many as share the model."""
-    if len(gpus) >= wanted:
+def gpus_enough(gpus: list[Gpu], ranks: int, engines: int) -> Problem | None:
+    """There are as many as share the model, for each engine."""
+    if len(gpus) >= ranks * engines:
         return None
+    asked = [f"TANGRAM_ENGINE_ARGS asks for {ranks} GPUs (--tensor-parallel-size)"] if ranks > 1 else []
+    asked += [f"TANGRAM_DATA_PARALLEL_SIZE asks for {engines} engines"] if engines > 1 else []
     return Problem(
         Code.NO_GPU,
-        f"TANGRAM_ENGINE_ARGS asks for {wanted} GPUs (--tensor-parallel-size) and {len(gpus)} "
-        f"{'is' if len(gpus) == 1 else 'are'} visible: ask for fewer, or let the engine see more "
-        "(docs/operations.md, several GPUs)",
+        f"{', '.join(asked)}, and {len(gpus)} {'GPU is' if len(gpus) == 1 else 'GPUs are'} visible: ask for "
+        "fewer, or let the engine see more (docs/operations.md, several GPUs)",
     )
 
 

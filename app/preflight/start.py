@@ -79,12 +79,14 @@ def _for_gpu(
         return settings, [checks.gpu_visible(gpus)], None
     asked = _engine_options(settings.engine_args)
     ranks = asked.tensor_parallel_size
-    if len(gpus) < ranks:
-        return settings, [checks.gpus_enough(gpus, ranks)], None
     utilisation = asked.gpu_memory_utilization or UTILISATION
-    gpu = gpus[0]  # vLLM takes the first ones that it sees
+    wanted = ranks * settings.data_parallel_size
+    if len(gpus) < wanted:
+        return settings, [checks.gpus_enough(gpus, ranks, settings.data_parallel_size)], None
+    used = gpus[:wanted]  # vLLM takes the first ones that it sees
+    gpu = min(used, key=lambda one: one.total)
     problems = [checks.driver_recent(gpu)]
-    for one in gpus[:ranks]:
+    for one in used:
         problems += [checks.gpu_recent(one), checks.memory_free(one, utilisation)]
     if gpu.total and not settings.model:
         return *_choose(settings, gpu, utilisation, say, host, environment, problems), None
@@ -114,8 +116,9 @@ def _memory_of_host(
         return None
     available, cache = host.memory()
     length = int(asked.max_model_len) if asked.max_model_len else None
-    cache = int(given) * GIB if given and int(given) else cache
-    return checks.host_memory_suffices(available, cache, facts, config, length)
+    ranks = settings.data_parallel_size  # each has the model and a cache of its own
+    cache = int(given) * GIB if given and int(given) else cache // ranks
+    return checks.host_memory_suffices(available // ranks, cache, facts, config, length)
 
 
 def _length_is_clear(asked: str | None) -> bool:

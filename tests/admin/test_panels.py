@@ -47,6 +47,18 @@ def test_sequences_are_sorted_by_memory_and_bounded() -> None:
     assert "and 475 more" in rows[-1]
 
 
+def test_rows_tell_their_engine_where_there_are_several() -> None:
+    data = report(4, 2, sequences=3)
+    assert ">engine " not in memory_panels.sequences_table(MemorySnapshot.parse(data))
+    for rank, row in enumerate(data["sequences"]):
+        row |= {"engine": rank, "id": "same"}
+    data["engines"] = [{"engine": rank} for rank in range(3)]
+    table = memory_panels.sequences_table(MemorySnapshot.parse(data))
+    assert sorted(re.findall(r">engine (\d)<", table)) == ["0", "1", "2"]
+    keys = re.findall(r'data-key="([^"]*)"', table)
+    assert len(set(keys)) == 3, "rows of one name in several engines stay apart"
+
+
 def test_a_map_of_one_colour_is_explained() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2))
     same = replace(snapshot, heads=replace(snapshot.heads, budget=((0.5, 0.5),) * 4))

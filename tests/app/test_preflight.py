@@ -121,6 +121,43 @@ def test_what_cannot_work_is_said_with_a_code_of_its_own(host: Host, code: Code,
     assert (found, words in text) == (code, True), text
 
 
+@pytest.mark.parametrize(
+    ("second", "code", "words"),
+    [
+        ([], Code.NO_GPU, "TANGRAM_DATA_PARALLEL_SIZE asks for 2 engines, and 1 GPU is visible"),
+        ([replace(A100, index=1, free=GIB)], Code.TOO_LITTLE_MEMORY, "has 1.0 of 80.0 GiB free"),
+        ([replace(A100, index=1, capability=(7, 0))], Code.GPU_TOO_OLD, "compute capability 7.0"),
+        ([replace(A100, index=1, total=GIB, free=GIB)], Code.TOO_LITTLE_MEMORY, "choose a smaller model"),
+    ],
+)
+def test_every_gpu_that_is_asked_for_is_looked_at(second: list[Gpu], code: Code, words: str) -> None:
+    host = Pretended(found=[A100, *second])
+    found, text = refusal(host, settings(data_parallel_size=2))
+    assert (found, words in text) == (code, True), text
+    assert prepare(settings(), print, host, {}), "with one nobody looks at the second"
+    assert prepare(settings(data_parallel_size=2), print, Pretended(found=[A100, replace(A100, index=1)]), {})
+
+
+def test_engines_of_several_gpus_each_are_counted() -> None:
+    given = settings(data_parallel_size=2, engine_args="--tensor-parallel-size 2")
+    gpus = [replace(A100, index=index) for index in range(4)]
+    assert prepare(given, print, Pretended(found=gpus), {})
+    code, text = refusal(Pretended(found=gpus[:3]), given)
+    assert code == Code.NO_GPU
+    assert "2 GPUs (--tensor-parallel-size), TANGRAM_DATA_PARALLEL_SIZE asks for 2 engines" in text
+
+
+def test_several_ranks_share_the_host_s_memory(tmp_path: Path) -> None:
+    def asked(ranks: int) -> Settings:
+        options = "--max-model-len 4096"
+        return settings(expect_gpu=False, data_parallel_size=ranks, engine_args=options)
+
+    host = Pretended(free=24 * GIB)
+    assert prepare(asked(1), print, host, {}) == asked(1)
+    code, text = refusal(host, asked(4))
+    assert (code, "choose a smaller model" in text) == (Code.TOO_LITTLE_MEMORY, True), text
+
+
 def test_every_exit_code_is_documented() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     table = text.split("## Before the start")[1].split("\n## ")[0]
@@ -133,7 +170,7 @@ def test_gpus_that_share_a_model_are_all_looked_at() -> None:
     pair = settings(model="Qwen/Qwen3-14B", engine_args="--tensor-parallel-size 2 --max-model-len 8192")
     code, text = refusal(Pretended(found=[small]), pair)
     assert code == Code.NO_GPU
-    assert "asks for 2 GPUs (--tensor-parallel-size) and 1 is visible" in text
+    assert "asks for 2 GPUs (--tensor-parallel-size), and 1 GPU is visible" in text
     two = Pretended(found=[small, replace(small, index=1)])
     assert prepare(pair, print, two, {}) == pair
     alone = settings(model="Qwen/Qwen3-14B", engine_args="--max-model-len 8192")

@@ -101,6 +101,14 @@ async def test_comes_up_and_goes_down(make: Any) -> None:
     assert "VLLM_API_KEY" not in log
 
 
+@pytest.mark.parametrize("size", [1, 2])
+async def test_the_engine_gets_as_many_ranks_as_are_set(make: Any, size: int) -> None:
+    async with make(settings={"data_parallel_size": size}) as engine:
+        await engine.wait_ready()
+        assert engine.ranks == size
+        assert [one["engine"] for one in (await engine.client.memory())["engines"]] == [*range(size)]
+
+
 async def test_killed_engine_is_restarted(make: Any) -> None:
     async with make() as engine:
         await engine.wait_ready()

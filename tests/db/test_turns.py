@@ -69,6 +69,21 @@ async def test_alternatives_are_siblings(
     assert (await store.get_conversation(owner.id, conversation.id)).active_leaf_id == third.id
 
 
+async def test_the_latest_stats_are_those_of_all_branches(
+    store: Store, owner: UserView, conversation: ConversationView
+) -> None:
+    assert await store.latest_stats(owner.id, conversation.id, 9) == []
+    replies = []
+    for index in range(3):  # three versions of the first message
+        _, reply = await store.add_turn(owner.id, conversation.id, None, f"one {index}", [], None)
+        replies.append(await store.finish_reply(owner.id, reply.id, "complete", "1", [], {"place": index}))
+    await store.add_turn(owner.id, conversation.id, replies[0].id, "two", [], None)
+    assert await store.latest_stats(owner.id, conversation.id, 3) == [{}, {"place": 2}, {"place": 1}]
+    assert await store.latest_stats(owner.id, conversation.id, 9) == [
+        {}, {"place": 2}, {"place": 1}, {"place": 0}
+    ]  # fmt: skip
+
+
 async def test_switching_branches_returns_to_their_newest_leaf(
     store: Store, owner: UserView, conversation: ConversationView
 ) -> None:

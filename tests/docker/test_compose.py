@@ -12,8 +12,8 @@ import yaml
 from tests.tree import PROJECT, ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
-PROFILES = ["cpu", "monitoring", "proxy"]
-APPS = ["tangram-chat", "cpu"]
+PROFILES = ["cpu", "gpus", "monitoring", "proxy"]
+APPS = ["tangram-chat", "gpus", "cpu"]
 
 
 def compose_command() -> list[str] | None:
@@ -75,6 +75,26 @@ def test_a_gpu_is_reserved_and_can_be_chosen() -> None:
     assert devices({}) == [{"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}]
     assert devices({"TANGRAM_GPU": "3"})[0]["device_ids"] == ["3"]
     assert "reservations" not in services()["cpu"]["deploy"]["resources"]
+
+
+def test_several_gpus_are_reserved_by_their_number() -> None:
+    def gpus(values: dict[str, str]) -> Any:
+        return rendered(values)["services"]["gpus"]
+
+    (device,) = gpus({})["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    two = gpus({"TANGRAM_GPUS": "2", "TANGRAM_DATA_PARALLEL_SIZE": "2"})
+    assert two["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 2
+    assert two["environment"]["TANGRAM_DATA_PARALLEL_SIZE"] == 2
+    one = services()["tangram-chat"]
+    assert {name: value for name, value in one.items() if name != "deploy"} == {
+        name: value for name, value in gpus({}).items() if name not in ("deploy", "profiles")
+    }
+
+
+def test_docker_compose_accepts_a_number_of_gpus() -> None:
+    found = config("--profile", "gpus", TANGRAM_GPUS="2")["services"]["gpus"]
+    assert found["deploy"]["resources"]["reservations"]["devices"][0]["count"] in (2, "2")
 
 
 def test_nothing_but_the_app_starts_by_itself_and_it_is_published_to_this_machine_only() -> None:

@@ -118,9 +118,10 @@ async def say(client: EngineClient, prompt: list[int], salt: str, answer: int) -
 
 
 async def metrics(client: EngineClient) -> dict[str, float]:
-    """The engine's samples without labels of vLLM's, by name and our labels."""
+    """The engine's samples without labels of vLLM's, by name and our labels but the only rank's."""
     return {
-        sample.name + "".join(f" {value}" for value in sample.labels.values()): sample.value
+        sample.name
+        + "".join(f" {value}" for name, value in sample.labels.items() if name != "engine"): sample.value
         for family in text_string_to_metric_families(await client.metrics_text())
         for sample in family.samples
         if sample.name.startswith(("tangram_", "vllm:prompt_tokens"))

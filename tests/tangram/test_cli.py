@@ -70,6 +70,16 @@ def test_the_cache_s_share_follows_what_is_free(monkeypatch: pytest.MonkeyPatch)
         assert host.cpu_cache_bytes() == expected
 
 
+@pytest.mark.parametrize("extra", [["--data-parallel-size", "4"], ["--data_parallel_size=4"], ["-dp=4"]])
+def test_engines_share_the_host_s_memory(extra: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 32 * host.GIB)
+    assert after(cli.cpu_options([], {}), "--kv-cache-memory-bytes") == str(8 * host.GIB)
+    assert after(cli.cpu_options(extra, {}), "--kv-cache-memory-bytes") == str(2 * host.GIB)
+    assert "--data-parallel-size" not in cli.cpu_options(["-dp", "many"], {}), "that is vLLM's to refuse"
+    command = cli.vllm_command("m", TangramConfig(), extra, on_cpu=True)
+    assert [word for word in command if word in extra] == extra
+
+
 def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "/proc/meminfo": "MemTotal: 99 kB\nMemAvailable: 8388608 kB",
@@ -98,8 +108,6 @@ def test_the_user_s_additional_config_is_kept(extra: list[str]) -> None:
         (["--scheduler-cls=x"], "--scheduler-cls: is set by tangram serve"),
         (["--block_size", "128"], "page_tokens: is 16; use --tangram-page-tokens"),
         (["--scheduler_cls=x"], "--scheduler-cls: is set by tangram serve"),
-        (["--data-parallel-size", "2"], "--data-parallel-size: must be 1"),
-        (["-dp=2"], "-dp: must be 1"),
         (["--additional-config", "{"], "--additional-config: must be a JSON object"),
         (["--additional-config", "[]"], "--additional-config: must be a JSON object"),
         (["--additional-config.a", "1"], "--additional-config: must be one JSON object"),

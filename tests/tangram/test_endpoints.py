@@ -31,6 +31,7 @@ from tangram.config import TangramConfig
 from tangram.control import ControlServer
 from tangram.drift import LEAST_CHUNKS, DriftMeter, KeyReference
 from tangram.endpoints import TangramEndpoints
+from tangram.engines import EngineCore
 from tangram.errors import EngineRejected, EngineUnavailable
 from tangram.metrics import COUNTERS
 from tangram.predict import predict
@@ -356,7 +357,8 @@ async def test_keys_are_taken_as_vllm_takes_them(
     monkeypatch.setattr(Runtime, "from_vllm", lambda _: own)
     monkeypatch.setattr("tangram.stall.watch", lambda *given: watched.append(given))
     endpoints, http, _ = attached()
-    engine_client = SimpleNamespace(vllm_config=SimpleNamespace(instance_id="t"))
+    parallel = SimpleNamespace(data_parallel_size=1)
+    engine_client = SimpleNamespace(vllm_config=SimpleNamespace(instance_id="t", parallel_config=parallel))
     await endpoints.init_state(engine_client, State(), Namespace(api_key=option))
     async with http:
         codes = {
@@ -374,14 +376,17 @@ async def test_without_a_scheduler_the_answer_is_503(method: str, path: str) -> 
     assert "scheduler does not answer" in answer.json()["error"]["message"]
 
 
-def samples(text: str) -> dict[str, float]:
-    """Name and labels of each sample to its value."""
-    return {
-        sample.name
-        + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+def samples(text: str, engine: str = "0") -> dict[str, float]:
+    """Name and labels of each sample of a rank's, or of none's, to its value; without the rank."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if not family.name.startswith("tangram_") or labels.pop("engine") == engine:
+                name = sample.name + "".join(f" {name}={value}" for name, value in sorted(labels.items()))
+                assert name not in found
+                found[name] = sample.value
+    return found
 
 
 async def test_metrics_are_the_scheduler_s_and_the_worker_s_figures_beside_vllm_s(engine: Engine) -> None:
@@ -437,9 +442,9 @@ async def test_what_does_not_answer_keeps_its_last_figures_and_is_down(
     endpoints.serve(runtime(), "t", [])
     async with http:
         before = samples((await http.get("/metrics")).text)
-        monkeypatch.setattr(endpoints, "_ask_scheduler", dead)
+        monkeypatch.setattr(EngineCore, "snapshot", dead)
         no_scheduler = samples((await http.get("/metrics")).text)
-        monkeypatch.setattr(endpoints._metrics, "_worker", dead)
+        monkeypatch.setattr(EngineCore, "worker", dead)
         neither = samples((await http.get("/metrics")).text)
     ours = {name for name in before if name.startswith("tangram_") and "tangram_up" not in name}
     assert ours
@@ -473,13 +478,13 @@ async def test_a_slow_scheduler_does_not_stop_the_event_loop(monkeypatch: pytest
     endpoints.serve(runtime(), "t", [])
     asked, answer_now = threading.Event(), threading.Event()
 
-    def slow(*_: Any, **__: Any) -> dict[str, Any]:
+    def slow(*_: Any, **__: Any) -> CacheSnapshot:
         asked.set()
         if not answer_now.wait(20):
             raise EngineUnavailable("the event loop was blocked")
-        return SNAPSHOT.to_dict()
+        return SNAPSHOT
 
-    monkeypatch.setattr(endpoints, "_ask_scheduler", slow)
+    monkeypatch.setattr(EngineCore, "snapshot", slow)
     async with http:
         for path in ("/metrics", "/tangram/memory"):
             asked.clear()
@@ -489,7 +494,7 @@ async def test_a_slow_scheduler_does_not_stop_the_event_loop(monkeypatch: pytest
             answer_now.set()
             response = await answer
             assert response.status_code == 200
-            assert 'tangram_up{part="scheduler"} 0' not in response.text
+            assert 'part="scheduler"} 0' not in response.text
 
 
 def test_the_meter_counts_what_succeeds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -64,11 +65,36 @@ def test_idle_rows_are_no_work() -> None:
 
 def test_the_watch_ends_the_process_once() -> None:
     ended = threading.Event()
-    thread = watch(lambda: snapshot(1), 0.2, ended.set)
+    thread = watch([lambda: snapshot(1)], 0.2, ended.set)
     assert thread is not None
     assert ended.wait(5)
     thread.join(5)
-    assert watch(lambda: snapshot(1), 0.0, ended.clear) is None
+    assert watch([lambda: snapshot(1)], 0.0, ended.clear) is None
+
+
+def test_one_engine_that_gets_nowhere_is_enough() -> None:
+    ended, tokens = threading.Event(), itertools.count()
+    thread = watch([lambda: snapshot(next(tokens)), lambda: snapshot(1)], 0.2, ended.set)
+    assert thread is not None
+    assert ended.wait(5)
+    thread.join(5)
+
+
+def test_engines_that_get_on_are_left_alone() -> None:
+    ended, tokens, enough = threading.Event(), itertools.count(), threading.Event()
+
+    def look() -> CacheSnapshot:
+        if (seen := next(tokens)) > 40:  # for four times as long as it may stand still
+            enough.set()
+            return snapshot(40)
+        return snapshot(seen)
+
+    thread = watch([look, lambda: snapshot(running=0)], 0.1, ended.set)
+    assert thread is not None
+    assert enough.wait(20)
+    assert not ended.is_set()
+    assert ended.wait(5)
+    thread.join(5)
 
 
 def test_the_end_is_a_status_of_its_own() -> None:

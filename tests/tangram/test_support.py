@@ -97,6 +97,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """What is refused, and a model that has it: vLLM's module, its class, the configuration."""
 
+OUTSIDE = "data parallelism with a balancer outside the engine"
+HOSTS = "data parallelism over several hosts"
+TOGETHER = "data parallelism of a mixture-of-experts model"
+
 OPTIONS: list[tuple[str, list[str]]] = [
     ("tensor parallelism that does not divide the KV heads", ["--tensor-parallel-size", "4"]),
     ("an engine that is spread over several hosts", ["-tp=2", "--nnodes", "2"]),
@@ -109,8 +113,15 @@ OPTIONS: list[tuple[str, list[str]]] = [
     ("a pooling model (embeddings, rewards, classification)", ["--runner", "pooling"]),
     ("KV sharing between layers", ["--kv-sharing-fast-prefill"]),
     ("an encoder cache connector", ["--ec-transfer-config", '{"ec_connector": "x", "ec_role": "ec_both"}']),
-    ("data parallelism", ["--data-parallel-size=2"]),
-    ("data parallelism", ["-dp", "2"]),
+    (OUTSIDE, ["-dp", "2", "--data-parallel-external-lb"]),
+    (OUTSIDE, ["--data-parallel-size=2", "--data-parallel-rank", "0"]),
+    (OUTSIDE, ["-dp=2", "--data-parallel-hybrid-lb", "--data-parallel-size-local", "1"]),
+    (OUTSIDE, ["-dp=2", "--data-parallel-start-rank", "1"]),
+    (OUTSIDE, ["-dp=2", "--data-parallel-multi-port-external-lb", "--data-parallel-size-local", "2"]),
+    (HOSTS, ["-dp=2", "--data-parallel-size-local", "1"]),
+    (HOSTS, ["-dp=2", "--data-parallel-backend", "ray"]),
+    ("an engine that is spread over several hosts", ["-dp=2", "--nnodes", "2"]),
+    (HOSTS, ["-dp=2", "--headless"]),
     ("a KV cache of another type than the model", ["--kv-cache-dtype", "fp8"]),
     ("a KV cache of another type than the model", ["--kv-cache-dtype", "float16"]),
     ("prefix hashes finer than a page", ["--block-size", "16", "--prefix-match-unit", "8"]),
@@ -137,8 +148,9 @@ SET: list[tuple[str, str, Any]] = [
     ("KV sharing between layers", "cache_config.kv_sharing_fast_prefill", True),
     ("an engine that is spread over several hosts", "parallel_config.nnodes", 2),
     ("an engine that is spread over several hosts", "parallel_config.distributed_executor_backend", "ray"),
-    ("data parallelism", "parallel_config.data_parallel_external_lb", True),
-    ("data parallelism", "parallel_config.data_parallel_hybrid_lb", True),
+    (OUTSIDE, "parallel_config.data_parallel_external_lb", True),
+    (OUTSIDE, "parallel_config.data_parallel_hybrid_lb", True),
+    (HOSTS, "parallel_config.data_parallel_size", 2),
     ("context parallelism", "parallel_config.prefill_context_parallel_size", 2),
     ("context parallelism", "parallel_config.decode_context_parallel_size", 2),
     ("dual-batch overlap", "parallel_config.enable_dbo", True),
@@ -217,6 +229,28 @@ def test_options_that_are_refused(feature: str, arguments: list[str], llama: Pat
 
 def plain_options(model: Path) -> list[str]:
     return ["--model", str(model), "--skip-tokenizer-init", "--scheduler-cls", SCHEDULER]
+
+
+EXPERTS: dict[str, Any] = {
+    "model_type": "mixtral",
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "architectures": ["MixtralForCausalLM"],
+}
+
+
+def test_several_engines_on_one_host_are_served(llama: Path, said: list[str]) -> None:
+    for arguments in (["--data-parallel-size", "2"], ["-dp=3", "--data-parallel-size-local", "3"]):
+        launch.check([*plain_options(llama), "--worker-cls", CPU_WORKER, *arguments])
+    told = [line.rpartition("; ")[2] for line in said if "uncompressed" in line]
+    assert told == [f"{engines} engines, each with a cache of its own" for engines in (2, 3)]
+
+
+def test_experts_are_served_by_one_engine_only(tmp_path: Path) -> None:
+    _know("mixtral", "MixtralForCausalLM")
+    folder = write_config(tmp_path, **COMMON | EXPERTS)
+    check_supported(configured(folder))
+    assert refusal(configured(folder, data_parallel_size=2)) == sentence_of(TOGETHER)
 
 
 @pytest.mark.parametrize(("feature", "field", "value"), SET)
@@ -361,7 +395,7 @@ def test_drafts_are_refused_unless_they_are_n_grams_judged_before_the_next_step(
 
 
 def test_every_refusal_was_provoked() -> None:
-    provoked = {*MODELS, *(feature for feature, _ in OPTIONS), *(feature for feature, *_ in SET)}
+    provoked = {*MODELS, TOGETHER, *(feature for feature, _ in OPTIONS), *(feature for feature, *_ in SET)}
     assert provoked == {row.feature for row in REFUSALS}
     assert len({row.feature for row in REFUSALS}) == len(REFUSALS)
 
