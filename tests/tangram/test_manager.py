@@ -243,7 +243,8 @@ def test_room_is_made_by_need_only_oldest_first() -> None:
     run(worker, more)
     assert (worker.m.counters["thinned"], worker.m.counters["evictions"]) == (1, 0)
     left = {row.name: len(row.held()) for row in worker.m.resident.rows()}
-    assert left["a"] < idle["a"] and left["b"] == idle["b"]
+    assert left["a"] < idle["a"]
+    assert left["b"] == idle["b"]
     before = worker.m.room.available()
     more = FakeRequest("f", conversation("f", before // G.num_tiers * G.page_tokens))
     run(worker, more)
@@ -292,6 +293,9 @@ def test_headroom_is_made_where_it_can_be_had() -> None:
     worker.finish(idle)
     worker.m.configure(Policy(headroom=2 * G.pages(40) - G.idle_pages(40)))
     run(worker, FakeRequest("b", conversation("b", 8)))
+    assert worker.m.counters["thinned"] == 1
+    worker.m.configure(Policy(headroom=2 * G.pages(40) - 8))
+    run(worker, FakeRequest("c", conversation("c", 4)))
     assert worker.m.counters["evictions"] == 1
 
 

@@ -89,7 +89,11 @@ def test_of_two_rows_with_one_prefix_the_one_that_loses_least_is_taken() -> None
 
 
 operations = st.lists(
-    st.tuples(st.sampled_from(["add", "find", "evict", "thin", "expect"]), st.sampled_from("abc"), st.integers(0, 70)),
+    st.tuples(
+        st.sampled_from(["add", "find", "evict", "thin", "expect"]),
+        st.sampled_from("abc"),
+        st.integers(0, 70),
+    ),
     max_size=40,
 )
 
@@ -166,7 +170,8 @@ def test_what_gives_up_pages_next_costs_least_for_a_page_and_by_age() -> None:
     rows.newest().owner = "somebody"
     rows.leave("somebody")
     victim = rows.next_victim()
-    assert victim is not None and (victim[0].name, victim[1]) == ("left", False)
+    assert victim is not None
+    assert (victim[0].name, victim[1]) == ("left", False)
 
 
 @pytest.mark.parametrize("tokens", range(4, 80))
