@@ -66,8 +66,8 @@ class Room:
         return self._resident.stale_pages(seconds)
 
     def make(self, pages: int, spare: Row | None = None) -> bool:
-        """Thin and evict idle rows until so many pages are free; none where that cannot be. Returns whether they
-        are."""
+        """Thin and evict idle rows until so many pages are free; none where that cannot be. Returns whether
+        they are."""
         if self._pool.get_num_free_blocks() >= pages:
             return True
         if self.available(spare) < pages:
