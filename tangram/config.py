@@ -134,7 +134,7 @@ class TangramConfig:
     page_tokens: int = 16
     group_size: int | None = None
     scope: str = "model"
-    scorer: str = "keydiff"
+    scorer: str = "keyvalue"
     query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64
