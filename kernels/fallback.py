@@ -68,6 +68,19 @@ def keydiff(keys: torch.Tensor) -> torch.Tensor:
     return -cosine_similarity(keys, anchor, dim=-1)
 
 
+def places(scores: torch.Tensor) -> torch.Tensor:
+    """How many of a head's tokens score lower than each, as many for equal ones: ``[.., C]``."""
+    return torch.searchsorted(scores.sort(dim=-1).values, scores.contiguous())
+
+
+def keyvalue(keys: torch.Tensor, values: torch.Tensor, sink: int) -> torch.Tensor:
+    """The sum of a token's places by :func:`keydiff` and by the norm of its value, the first ``sink`` tokens
+    above all others in both: ``[H, C, D]`` twice to ``[H, C]``."""
+    scores = torch.stack([keydiff(keys), values.norm(dim=-1)])
+    scores[..., :sink] = torch.inf
+    return places(scores).sum(dim=0).float()
+
+
 def seal(
     pool: torch.Tensor,
     rows: torch.Tensor,
@@ -84,6 +97,7 @@ def seal(
     head_member: torch.Tensor | None = None,
     staged: torch.Tensor | None = None,
     origin: torch.Tensor | None = None,
+    values: bool = False,
 ) -> None:
     """``tangram::ragged_seal`` in plain torch, one chunk and tier at a time; see ``kernels.sealing``."""
     layout = _layout(tuple(tier_offset.tolist()), page_tokens, ring_slots, chunk, window, pool.shape[3] // 2)
@@ -114,17 +128,24 @@ def seal(
             states = pages.transpose(0, 1).reshape(len(members), chunk, -1)
             if layout.keep[tier] < chunk:
                 own = None if scores is None else scores[index, tier, : len(members)].clone()
-                states = _kept(states, layout, tier, max(0, min(chunk, sink - first)), own)
+                states = _kept(states, layout, tier, max(0, min(chunk, sink - first)), own, values)
             target = list(layout.kept_entries(number, tier))
             pages = states.reshape(len(members), len(target), page_tokens, -1).transpose(0, 1)
             pool[row[target][:, None], torch.tensor(members)] = pages
 
 
 def _kept(
-    states: torch.Tensor, layout: RaggedLayout, tier: int, sink: int, scores: torch.Tensor | None
+    states: torch.Tensor,
+    layout: RaggedLayout,
+    tier: int,
+    sink: int,
+    scores: torch.Tensor | None,
+    values: bool,
 ) -> torch.Tensor:
     """What heads of a tier keep of a chunk's states: ``[heads, C, 2 * D]`` to ``[heads, keep, 2 * D]``."""
-    scores = keydiff(states[..., : layout.head_size].float()) if scores is None else scores
+    if scores is None:
+        key, value = states.float().split(layout.head_size, dim=-1)
+        scores = keyvalue(key, value, sink) if values else keydiff(key)
     scores[:, :sink] = torch.inf
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     kept = order[:, : layout.keep[tier]].sort(dim=-1).values

@@ -23,6 +23,7 @@ def ragged_seal(
     scores: torch.Tensor | None = None,
     heads: tuple[torch.Tensor, torch.Tensor] | None = None,
     staged: tuple[torch.Tensor, torch.Tensor] | None = None,
+    values: bool = False,
 ) -> None:
     """Seal chunks: for each head keep its ``layout.keep`` highest tokens, in the order of their positions.
 
@@ -42,6 +43,8 @@ def ragged_seal(
         staged: ``(pages, origin)``: the chunks' tokens lie there rather than in the rings; only with
             ``heads``. ``pages``: ``[pages, Hkv, B, 2 * D]``; ``origin``: int32 ``[M]``, where each chunk's
             pages begin.
+        values: without ``scores``, rank by the sum of a token's places in two orders: that of KeyDiff, and
+            that of the norms of values.
 
     Raises:
         ValueError: a shape, stride or device does not fit.
@@ -94,4 +97,5 @@ def ragged_seal(
         scores,
         *(heads or (None, None)),
         *(staged or (None, None)),
+        values,
     )

@@ -44,6 +44,7 @@ class WideTask:
         rows: int32 [requests, width].
         sink: first tokens of a sequence that are always kept.
         scale, soft_cap: of the scores.
+        values: whether what is kept depends on the norms of values, too.
     """
 
     sequences: Sequences
@@ -53,6 +54,7 @@ class WideTask:
     sink: int
     scale: float
     soft_cap: float
+    values: bool = False
 
     @property
     def layout(self) -> RaggedLayout:
@@ -104,6 +106,7 @@ class WideCalls:
             task.sink,
             heads=heads,
             staged=staged,
+            values=task.values,
         )
 
     def leave(self, out: torch.Tensor) -> None:

@@ -26,6 +26,7 @@ from kernels import implementation, prepare, ragged_append_attention
 from kernels.layout import RaggedLayout
 from kernels.wide import staged_pages
 from tangram import runtime, seal_meter, window_backend
+from tangram.config import FUSED_SCORERS
 from tangram.engines import own_instance
 from tangram.errors import UnsupportedError
 from tangram.layer_support import check_layer, check_shape
@@ -237,6 +238,7 @@ def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: 
         own.config.sink,
         staged_pages(layout, tokens, own.geometry.least_wide),
         flash_version(device, dtype, layout) if native else None,
+        FUSED_SCORERS.get(own.config.scorer, False),
     )
     return made
 

@@ -15,11 +15,12 @@ from typing import Any
 from tangram.errors import ConfigError
 
 SCOPES = ("model", "layer", "uniform")
-SCORERS = ("keydiff", "knorm", "expected_attention", "snapkv", "tova", "streamingllm", "random")
+SCORERS = ("keydiff", "keyvalue", "knorm", "expected_attention", "snapkv", "tova", "streamingllm", "random")
 QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
 """Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
-FUSED_SCORERS = ("keydiff",)
-"""Those that the sealing operator itself computes, from a chunk's keys alone: inside a layer too."""
+FUSED_SCORERS = {"keydiff": False, "keyvalue": True}
+"""Those that the sealing operator itself computes, from a chunk alone: inside a layer too; and whether the
+norms of values count."""
 AUTO, NONE = "auto", "none"
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
@@ -133,7 +134,7 @@ class TangramConfig:
     page_tokens: int = 16
     group_size: int | None = None
     scope: str = "model"
-    scorer: str = "keydiff"
+    scorer: str = "keyvalue"
     query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64

@@ -401,6 +401,15 @@ class Geometry:
             start = min(start, self.raw_start(length))
         return start
 
+    def thinnest(self, n: int) -> int | None:
+        """The length from which on an idle sequence resumable at ``n`` can be resumed without giving up a
+        sealed chunk, and with the fewest raw tokens: the ``prefix_length`` of its last one. What is raw
+        there is raw at ``n`` too. None where ``n`` has no sealed chunk, or lies no further."""
+        sealed = self.sealed(max(0, n - 1))
+        if sealed == 0 or (length := self.prefix_length(sealed - 1)) >= n:
+            return None
+        return length
+
     def idle_pages(self, n: int, observed: int = 0) -> int:
         """Pages that an idle sequence of ``n`` tokens holds; fewer where its ring lacks what going back by
         all of ``rewind`` needs, as that of a fork may. 0 where it is too short to be resumed."""

@@ -47,6 +47,7 @@ COUNTERS = (
     "rewinds",
     "misses",
     "evictions",
+    "thinned",
     "seals",
     "prefixes",
     "crowded_steps",
@@ -183,7 +184,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         self._passed_prefix(live, live.request)  # a wide step may have been its first and last
         row, hashes = [page.block_id for page in pages], self._offers.hashes(live.request)
         known, owner = live.known_tokens(), live.request.cache_salt
-        if not self.resident.add(request_id, row, known, live.slots, hashes, live.raw_from, owner):
+        thins = not self.geometry.window_layers  # their blocks are kept for the end only
+        if not self.resident.add(request_id, row, known, live.slots, hashes, live.raw_from, owner, thins):
             return pages
         idle = self.resident.newest()
         kept = set(idle.held())
@@ -408,7 +410,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         if not request.num_preemptions:
             came_back = Return.IN_VAIN if again else Return.NONE
             self.returns.append(Return.FOUND if live.returned else came_back)
-        self.counters["misses"] += again > 0
+        self.counters["misses"] += again > 0 and not live.returned
         self.counters["reprefilled_tokens"] += max(0, again)
 
     # ---- idle rows ------------------------------------------------------------------------------------

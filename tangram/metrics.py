@@ -29,6 +29,7 @@ COUNTERS = {
     "rewinds": "Requests that resumed before the end of a row.",
     "misses": "Requests that continue a conversation whose row had been evicted.",
     "evictions": "Idle conversations and shared prefixes evicted.",
+    "thinned": "Idle conversations that gave up raw tokens for their pages.",
     "prefixes": "Prefixes kept because a second conversation had them.",
     "crowded_steps": "Steps in which requests had waited so long that returning conversations went first.",
     "seals": "Chunks sealed, as the scheduler planned them.",

@@ -19,6 +19,21 @@ from tangram.errors import CacheIntegrityError
 from tangram.geometry import Geometry
 
 
+@dataclass(frozen=True)
+class Thin:
+    """What is left of an idle row without the raw tokens that it can do without.
+
+    Attributes:
+        length: from which it is resumed then (:meth:`tangram.geometry.Geometry.thinnest`).
+        prefix: the hash of that prefix.
+        frees: pages that it would hold no more.
+    """
+
+    length: int
+    prefix: Hashable
+    frees: int
+
+
 @dataclass(eq=False)
 class Row:
     """A row that no request is using.
@@ -34,6 +49,8 @@ class Row:
         owner: whose conversation it is, None where that is not known.
         left: whether its owner began another conversation since.
         pinned: whether it stays when room is made (:mod:`tangram.pins`).
+        expected: since when its user is back and waits, None for nobody.
+        thin: what it can be cut down to, None where it cannot, or is already.
     """
 
     name: str
@@ -47,6 +64,8 @@ class Row:
     owner: str | None = None
     left: bool = False
     pinned: bool = False
+    expected: float | None = None
+    thin: Thin | None = None
 
     def held(self) -> list[int]:
         """The pages that the row owns a reference to."""
@@ -76,6 +95,7 @@ class ResidentRows:
         self._clock = clock
         self.observed = observed
         self._rows: OrderedDict[int, Row] = OrderedDict()
+        self._whole: OrderedDict[int, Row] = OrderedDict()  # those that can be thinned, in the same order
         self._by_hash: dict[Hashable, list[Row]] = {}
         self._holds: dict[int, int] = {}  # page -> rows of this object that hold it
         self._forked: set[int] = set()  # pages that may have owners elsewhere
@@ -112,6 +132,7 @@ class ResidentRows:
         hashes: Sequence[Hashable],
         raw_from: int = 0,
         owner: str | None = None,
+        thins: bool = False,
     ) -> bool:
         """Keep an idle conversation, and of its pages those that resuming it needs.
 
@@ -120,6 +141,7 @@ class ResidentRows:
             tokens: tokens that are known and computed.
             written, raw_from: see :meth:`tangram.geometry.Geometry.intact`.
             hashes: ``hashes[i]`` names the prefix of ``(i + 1) * page_tokens`` tokens.
+            thins: whether it may be cut down later (:meth:`thin`).
 
         Returns:
             Whether it was kept: a row that cannot be resumed is not.
@@ -130,8 +152,18 @@ class ResidentRows:
         targets = {length: hashes[length // size - 1] for length in lengths}
         if targets:
             kept = self._without_surplus(pages, lengths)
-            self._insert(Row(name, kept, tokens, targets, self._clock(), owner=owner))
+            row = Row(name, kept, tokens, targets, self._clock(), owner=owner)
+            row.thin = self._thin_of(row, hashes) if thins else None
+            self._insert(row)
         return bool(targets)
+
+    def _thin_of(self, row: Row, hashes: Sequence[Hashable]) -> Thin | None:
+        length = self._geometry.thinnest(max(row.targets))
+        if length is None:
+            return None
+        ring = sum(page is not None for page in row.pages[: self._geometry.ring_pages])
+        frees = ring - len(self._geometry.held_entries([length]))
+        return Thin(length, hashes[length // self._geometry.page_tokens - 1], frees) if frees > 0 else None
 
     def _without_surplus(self, pages: Sequence[int], lengths: Sequence[int]) -> list[int | None]:
         """A row with what resuming it at any of ``lengths`` needs, and holes."""
@@ -151,20 +183,49 @@ class ResidentRows:
 
     def _insert(self, row: Row) -> None:
         self._rows[id(row)] = row
-        for prefix in row.targets.values():
-            self._by_hash.setdefault(prefix, []).append(row)
+        if row.thin is not None:
+            self._whole[id(row)] = row
+        self._index(row)
         for page in row.held():
             self._holds[page] = self._holds.get(page, 0) + 1
 
     def take(self, row: Row) -> list[int]:
         """Remove a row and hand over its references."""
         del self._rows[id(row)]
+        self._whole.pop(id(row), None)
+        self._unindex(row)
+        return self._let_go(row.held())
+
+    def thin(self, row: Row) -> list[int]:
+        """Cut a row down to the fewest raw tokens. Hands over the references to what it holds no more. From
+        now on it is resumed from ``row.thin.length`` only, up to a chunk and a window before its end."""
+        thin = row.thin
+        if thin is None:
+            raise CacheIntegrityError(f"row {row.name} cannot be cut down any further")
+        del self._whole[id(row)]
+        self._unindex(row)
+        row.targets, row.tokens, row.thin = {thin.length: thin.prefix}, thin.length, None
+        self._index(row)
+        needed = set(self._geometry.held_entries([thin.length]))
+        given: list[int] = []
+        for entry, page in enumerate(row.pages[: self._geometry.ring_pages]):
+            if page is not None and entry not in needed:
+                given.append(page)
+                row.pages[entry] = None
+        return self._let_go(given)
+
+    def _index(self, row: Row) -> None:
+        for prefix in row.targets.values():
+            self._by_hash.setdefault(prefix, []).append(row)
+
+    def _unindex(self, row: Row) -> None:
         for prefix in row.targets.values():
             rows = self._by_hash[prefix]
             rows.remove(row)
             if not rows:
                 del self._by_hash[prefix]
-        pages = row.held()
+
+    def _let_go(self, pages: list[int]) -> list[int]:
         for page in pages:
             self._holds[page] -= 1
             if not self._holds[page]:
@@ -180,7 +241,8 @@ class ResidentRows:
     def expect(self, row: Row) -> None:
         """Its user is back and waits: it is evicted last."""
         self._rows.move_to_end(id(row))
-        row.left = False
+        self._whole.pop(id(row), None)  # whatever it gives up would be computed again at once
+        row.left, row.expected = False, self._clock()
 
     def leave(self, owner: str) -> None:
         """The owner began another conversation: those before are evicted first, in their order."""
@@ -236,6 +298,29 @@ class ResidentRows:
     def oldest(self, spare: Row | None = None) -> Row | None:
         """The row to evict next, never ``spare`` and never a pinned one."""
         return next((row for row in self._rows.values() if row is not spare and not row.pinned), None)
+
+    def next_victim(self, spare: Row | None = None) -> tuple[Row, bool] | None:
+        """The row that is to give up pages next, never ``spare`` and never a pinned one, and whether it is to
+        be thinned rather than evicted.
+
+        Of the oldest row that there is and the oldest one that can be thinned, that whose page costs less: in
+        tokens that its user's return would have computed again, over the time since it was used. The longer
+        ago that was, the less likely is a return. Raw tokens take several times the room of sealed ones, so
+        thinning comes first unless the oldest row is old indeed.
+        """
+        oldest = self.oldest(spare)
+        if oldest is None or oldest.left:
+            return None if oldest is None else (oldest, False)
+        whole = next((row for row in self._whole.values() if row is not spare and not row.pinned), None)
+        if whole is None or whole.thin is None:
+            return oldest, False
+        thin = (max(whole.targets) - whole.thin.length) / (whole.thin.frees * self._age(whole))
+        evict = max(oldest.targets) / (len(oldest.held()) * self._age(oldest))
+        return (whole, True) if whole is oldest or thin <= evict else (oldest, False)
+
+    def _age(self, row: Row) -> float:
+        """Seconds since somebody used a row, or came to use it; of rows that are younger still, all alike."""
+        return max(self._clock() - max(row.since, row.expected or 0.0), 1e-3)
 
     # ---- counting ---------------------------------------------------------------------------------------
 

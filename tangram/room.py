@@ -66,13 +66,14 @@ class Room:
         return self._resident.stale_pages(seconds)
 
     def make(self, pages: int, spare: Row | None = None) -> bool:
-        """Evict until so many pages are free, or nothing where that cannot be. Returns whether they are."""
+        """Thin and evict idle rows until so many pages are free; none where that cannot be. Returns whether
+        they are."""
         if self._pool.get_num_free_blocks() >= pages:
             return True
         if self.available(spare) < pages:
             return False
-        while self._pool.get_num_free_blocks() < pages and (row := self._resident.oldest(spare)):
-            self.evict(row)
+        while self._pool.get_num_free_blocks() < pages and self._give_up_next(spare):
+            pass
         return self._pool.get_num_free_blocks() >= pages  # not those that a copy of this step still holds
 
     def make_with_headroom(self, pages: int, spare: Row | None = None) -> None:
@@ -84,8 +85,23 @@ class Room:
     def enforce_share(self) -> None:
         """Idle rows hold no more than their share of the pool."""
         most = int(self.policy.resident_share * (self._pool.num_gpu_blocks - 1))
-        while self._releasable() > most and (row := self._resident.oldest()):
-            self.evict(row)
+        while self._releasable() > most and self._give_up_next():
+            pass
+
+    def _give_up_next(self, spare: Row | None = None) -> bool:
+        """Take pages from the row whose turn it is. Returns whether there was one."""
+        victim = self._resident.next_victim(spare)
+        if victim is None:
+            return False
+        row, thins = victim
+        self.thin(row) if thins else self.evict(row)
+        return True
+
+    def thin(self, row: Row) -> None:
+        """Cut an idle row down to the fewest raw tokens that it can be resumed with."""
+        self.lost.evicted(row)  # what lies beyond these will be computed again
+        self._pool.free_blocks(reversed(self.blocks(self._resident.thin(row))))
+        self._counters["thinned"] += 1
 
     def evict(self, row: Row) -> None:
         """Give an idle row up for its pages."""

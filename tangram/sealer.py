@@ -127,4 +127,5 @@ class Sealer:
         if due:
             with self.meter.timing():
                 which = torch.tensor(due, dtype=torch.int32).to(pool.device, non_blocking=True)
-                ragged_seal(pool, rows, which, self.members, self.layout, self.sink)
+                values = FUSED_SCORERS[self.scorer.name]
+                ragged_seal(pool, rows, which, self.members, self.layout, self.sink, values=values)

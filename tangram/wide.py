@@ -128,13 +128,20 @@ class WideSteps:
         sink: first tokens of a sequence that are always kept.
         pages: staged ones of a step, at most.
         version: of FlashAttention; None where it cannot be used.
+        values: whether what is kept depends on the norms of values, too.
     """
 
     def __init__(
-        self, layout: RaggedLayout, heads: tuple[int, int], sink: int, pages: int, version: int | None
+        self,
+        layout: RaggedLayout,
+        heads: tuple[int, int],
+        sink: int,
+        pages: int,
+        version: int | None,
+        values: bool = False,
     ) -> None:
         self.layout, self.heads, self.sink, self.pages = layout, heads, sink, pages
-        self.version = version
+        self.version, self.values = version, values
         self.meter: SealMeter | None = None
         self.sealing = 0.0  # seconds of the last wide step, over its layers so far
         self._chunks = 0  # that it sealed
@@ -274,9 +281,10 @@ class WideStep:
         return cut(self.steps.layout, self.bounds, self.wide, self.pool.device)
 
     def _seal(self, rows: torch.Tensor, due: torch.Tensor, heads: Heads) -> None:
-        layout = self.steps.layout
+        steps = self.steps
         with self._sealing():
-            ragged_seal(self.pool, rows, due, self._no_heads, layout, self.steps.sink, heads=heads)
+            how = (self._no_heads, steps.layout, steps.sink)
+            ragged_seal(self.pool, rows, due, *how, heads=heads, values=steps.values)
 
     @contextmanager
     def _sealing(self) -> Iterator[None]:
@@ -340,7 +348,8 @@ class WideStep:
         if self.others:
             hints = (max(self.others), 1 in self.others)
             others = Others(query_start_loc, self.other_lens, *hints)
-        return WideTask(sequences, plan, self.rows, others, self.steps.sink, scoring.scale, scoring.soft_cap)
+        how = (self.steps.sink, scoring.scale, scoring.soft_cap, self.steps.values)
+        return WideTask(sequences, plan, self.rows, others, *how)
 
     @cached_property
     def others(self) -> list[int]:

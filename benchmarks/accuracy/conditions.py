@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.accuracy.samples import DIALOGUE
 from benchmarks.accuracy.tasks import TASKS
 
-METHODS = ("keydiff", "expected_attention", "snapkv")
+METHODS = ("keyvalue", "keydiff", "expected_attention", "snapkv")
 """Scorers whose static budgets are compared with dynamic ones."""
 PRESSES = ("KVzip", "AdaKV-KeyDiff", "AdaKV-SnapKV", "KeyDiff", "SnapKV")
 LOSS = "loss"
@@ -47,7 +47,7 @@ class Condition:
     runs: str
     budgets: str
     retention: float
-    scorer: str = "keydiff"
+    scorer: str = "keyvalue"
 
     @property
     def name(self) -> str:
@@ -132,14 +132,15 @@ def plan(length: int, long: Sequence[int], own: Sequence[str] = (), whole: bool 
     rows: list[Row] = [(FULL, MAIN), *budgets_at(0.25, "profile", "uniform", "shuffled")]
     rows += budgets_at(0.125, "profile", "uniform")
     scorers = list(methods(own)) if whole else []
-    rows += scorers[: len(METHODS) + 2 + len(PRESSES)]
+    first = 2 * len(METHODS) - 1 + len(PRESSES)
+    rows += scorers[:first]
     jobs = [(condition, tuple(Cell(task, length) for task in tasks)) for condition, tasks in rows]
     if long and whole:
         # A job for each length: the longest one takes as long as all else.
         for size in sorted(long):
             cells = tuple(Cell(task, size) for task in RETRIEVAL)
             jobs += [(condition, cells) for condition, _ in rows[:3]]
-    rows = [*budgets_at(0.5, "profile", "uniform"), *scorers[len(METHODS) + 2 + len(PRESSES) :]]
+    rows = [*budgets_at(0.5, "profile", "uniform"), *scorers[first:]]
     rows += list(eighth()) if whole else []
     jobs += [(condition, tuple(Cell(task, length) for task in tasks)) for condition, tasks in rows]
     return [Job(rank, *job) for rank, job in enumerate(jobs)]

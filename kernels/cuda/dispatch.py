@@ -135,6 +135,7 @@ def seal(
     head_member: torch.Tensor | None = None,
     staged: torch.Tensor | None = None,
     origin: torch.Tensor | None = None,
+    values: bool = False,
 ) -> None:
     """``tangram::ragged_seal`` on a GPU."""
     layer = (head_tier, head_member, staged, origin)
@@ -142,9 +143,9 @@ def seal(
     taken = fits(pool, page_tokens) and chunk <= MOST_CHUNK
     library = native(pool.device, pool.dtype, pool.shape[3] // 2) if taken else None
     if library is None:
-        fallback.seal(pool, rows, due, tier_offset, tier_heads, *geometry, sink, scores, *layer)
+        fallback.seal(pool, rows, due, tier_offset, tier_heads, *geometry, sink, scores, *layer, values)
     else:
-        library.seal(pool, rows, due, tier_offset, tier_heads, geometry, sink, scores, layer)
+        library.seal(pool, rows, due, tier_offset, tier_heads, geometry, sink, scores, layer, values)
 
 
 def stage(

@@ -12,7 +12,7 @@ _FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
 _ATTEND = struct.Struct("7P4q4i2f")  # tangram::Attend, attend.cuh
 _LAUNCH = struct.Struct("2i")  # behind both in AppendAttend, binding.cu
 _WIDE = struct.Struct("10P8q8i")  # tangram::Wide, wide.cuh
-_SEAL = struct.Struct("5P2i")  # tangram::Seal, seal.cuh
+_SEAL = struct.Struct("5P3i4x")  # tangram::Seal, seal.cuh
 
 _POINTER = struct.calcsize("P")
 STEP_HEADS = 3 * _POINTER
@@ -88,10 +88,11 @@ def seal_bytes(
     staged: torch.Tensor | None,
     origin: torch.Tensor | None,
     sink: int,
+    values: bool,
 ) -> bytes:
     """``tangram::Seal``."""
     pointers = (address(tensor) for tensor in (due, tier_heads, scores, staged, origin))
-    return _SEAL.pack(*pointers, due.shape[0], sink)
+    return _SEAL.pack(*pointers, due.shape[0], sink, values)
 
 
 def stage_bytes(

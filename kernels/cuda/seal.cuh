@@ -18,6 +18,7 @@ struct Seal {
   char* staged;               // [pages, kv_heads, page_tokens, 2 * head_size] with the tokens, or null: the rings
   const int32_t* origin;      // [count] where a chunk's staged pages begin
   int32_t count, sink;
+  int32_t values;  // whether keydiff is joined by the norms of values
 };
 
 constexpr int kSealThreads = 256;
@@ -101,6 +102,45 @@ __device__ void keydiff(const Step& step, int sink, uint32_t* ranks, float* norm
   }
 }
 
+// Replaces keydiff's ranks by the sum of a token's places in two orders, that of these ranks and that of the norms of
+// values: in each, so many tokens are lower. The first `sink` are above all others in both. `sums` is for a while.
+template <typename T, int D, typename Token>
+__device__ void join_values(const Step& step, int sink, uint32_t* ranks, uint32_t* norms, int* sums, Token token) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int first = warp * kTokensAtOnce + lane / kLanes, stride = kSealThreads / kWarp * kTokensAtOnce;
+  __syncthreads();
+#pragma unroll 2
+  for (int index = first; index < step.chunk; index += stride) {
+    float value[D / kLanes], square = 0.f;
+    load_key<T, D>(value, token(index) + D);
+#pragma unroll
+    for (int i = 0; i < D / kLanes; ++i) square += value[i] * value[i];
+    square = sum_over<1, kLanes>(square);
+    if (lane % kLanes == 0) norms[index] = rank_of(index < sink ? INFINITY : sqrtf(square));
+  }
+  __syncthreads();
+  const auto lower = [](const uint4& four, uint32_t than) {
+    return (four.x < than) + (four.y < than) + (four.z < than) + (four.w < than);
+  };
+  // Two tokens of a thread at once: what they are compared with is read half as often.
+  for (int own = threadIdx.x; own < step.chunk; own += 2 * kSealThreads) {
+    const int next = own + kSealThreads < step.chunk ? own + kSealThreads : own;
+    const uint32_t rank = ranks[own], norm = norms[own], next_rank = ranks[next], next_norm = norms[next];
+    int sum = 1, next_sum = 1;  // no rank is 0
+#pragma unroll 8
+    for (int i = 0; i < step.chunk; i += 4) {
+      const uint4 keys = *reinterpret_cast<const uint4*>(ranks + i);
+      const uint4 values = *reinterpret_cast<const uint4*>(norms + i);
+      sum += lower(keys, rank) + lower(values, norm);
+      next_sum += lower(keys, next_rank) + lower(values, next_norm);
+    }
+    sums[own] = sum;
+    sums[next] = next_sum;
+  }
+  __syncthreads();
+  for (int own = threadIdx.x; own < step.chunk; own += kSealThreads) ranks[own] = sums[own];
+}
+
 template <typename T, int D>
 struct SealSizes {
   static size_t shared_bytes(const Step& step) {
@@ -158,6 +198,7 @@ __global__ void __launch_bounds__(kSealThreads, 3) seal_kernel(const Step step, 
     const int sink = max(0, min(step.chunk, seal.sink - min(chunk, 1 << 20) * step.chunk));
     if (seal.scores == nullptr) {
       keydiff<T, D>(step, sink, ranks, norms, means, token);
+      if (seal.values) join_values<T, D>(step, sink, ranks, reinterpret_cast<uint32_t*>(norms), chosen, token);
     } else {
       const float* scores = seal.scores + (static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * step.chunk;
       for (int i = threadIdx.x; i < step.chunk; i += kSealThreads) ranks[i] = rank_of(i < sink ? INFINITY : scores[i]);

@@ -78,7 +78,9 @@ class PackedCalls:
         )
         self._stage = Block(packing.stage_bytes(query, key, value, tables, buffers, places, most))
         self._seal = Block(
-            packing.seal_bytes(plan.due, task.rows, None, sequences.staged, plan.origin, task.sink)
+            packing.seal_bytes(
+                plan.due, task.rows, None, sequences.staged, plan.origin, task.sink, task.values
+            )
         )
         self._unpack = Block(
             packing.unpack_bytes(out, self.answers, plan.segments, plan.starts, plan.most_queries)

@@ -54,14 +54,14 @@ GOOD = [
     row("full", "single", right(50)),
     row("full", "multi_key", right(44)),
     row("full", "loss", [2.0] * 50),
-    row("profile keydiff 0.25", "single", right(49)),
-    row("profile keydiff 0.25", "multi_key", right(40)),
-    row("profile keydiff 0.25", "loss", [2.01] * 50),
-    row("uniform keydiff 0.25", "multi_key", right(8)),
-    row("shuffled keydiff 0.25", "multi_key", right(2)),
-    row("profile keydiff 0.125", "multi_key", right(25)),
-    row("replay dynamic keydiff 0.25", "multi_key", right(41)),
-    row("replay dynamic keydiff 0.25", "single", right(50)),
+    row("profile keyvalue 0.25", "single", right(49)),
+    row("profile keyvalue 0.25", "multi_key", right(40)),
+    row("profile keyvalue 0.25", "loss", [2.01] * 50),
+    row("uniform keyvalue 0.25", "multi_key", right(8)),
+    row("shuffled keyvalue 0.25", "multi_key", right(2)),
+    row("profile keyvalue 0.125", "multi_key", right(25)),
+    row("replay dynamic keyvalue 0.25", "multi_key", right(41)),
+    row("replay dynamic keyvalue 0.25", "single", right(50)),
 ]
 
 
@@ -70,24 +70,28 @@ def test_bars_are_judged_by_the_figures() -> None:
     verdicts = {bar.name: bar.verdict for bar in bars}
     assert verdicts.pop("multi_key: static snapkv at most 3 points below dynamic") == "not measured"
     missing = {name for name, verdict in verdicts.items() if verdict == "not measured"}
-    assert missing == {name for name in verdicts if "snapkv" in name or "expected_attention" in name}
+    assert missing == {
+        name
+        for name in verdicts
+        if any(other in name for other in ("keydiff", "snapkv", "expected_attention"))
+    }
     assert {v for name, v in verdicts.items() if name not in missing} == {"met"}
 
 
-QUARTER = "profile keydiff 0.25"
+QUARTER = "profile keyvalue 0.25"
 MISSED = [
     (QUARTER, "single", right(47), f"single: {QUARTER} at least 95% of full"),
     (QUARTER, "multi_key", right(37), f"multi_key: {QUARTER} at least 85% of full"),
-    ("uniform keydiff 0.25", "multi_key", right(11), f"multi_key: {QUARTER} at least 4 times uniform"),
+    ("uniform keyvalue 0.25", "multi_key", right(11), f"multi_key: {QUARTER} at least 4 times uniform"),
     (QUARTER, "loss", [2.03] * 50, f"loss: {QUARTER} within 0.02 nats of full"),
-    ("replay dynamic keydiff 0.25", "multi_key", right(43), "multi_key: static keydiff at most 3 points"),
+    ("replay dynamic keyvalue 0.25", "multi_key", right(43), "multi_key: static keyvalue at most 3 points"),
     (
-        "profile keydiff 0.125",
+        "profile keyvalue 0.125",
         "multi_key",
         right(21),
-        "multi_key: profile keydiff 0.125 at least 50% of full",
+        "multi_key: profile keyvalue 0.125 at least 50% of full",
     ),
-    ("shuffled keydiff 0.25", "multi_key", right(20), "multi_key: shuffled budgets fail"),
+    ("shuffled keyvalue 0.25", "multi_key", right(20), "multi_key: shuffled budgets fail"),
     ("full", "multi_key", right(30), "multi_key: the ordering full"),
     ("full", "single", right(30, 30), "at least 50 samples a cell"),
 ]
@@ -184,15 +188,15 @@ def test_shuffled_budgets_are_the_same_budgets(tmp_path: Path) -> None:
 def test_the_plan_begins_with_what_the_bars_are_about() -> None:
     jobs = plan(4096, [2048, 8192], ["snapkv"])
     names = [job.condition.name for job in jobs]
-    assert names[:4] == ["full", *(f"{b} keydiff 0.25" for b in ("profile", "uniform", "shuffled"))]
+    assert names[:4] == ["full", *(f"{b} keyvalue 0.25" for b in ("profile", "uniform", "shuffled"))]
     assert [job.rank for job in jobs] == list(range(len(jobs)))
     assert "own snapkv 0.25" in names
     cells = [(job.condition.name, cell.name) for job in jobs for cell in job.cells]
     assert len(cells) == len(set(cells))
     other = [job.condition for job in plan(4096, [2048], whole=False)]
     assert {one.runs for one in other} == {"engine"}
-    assert {one.scorer for one in other} == {"keydiff"}
-    assert ("uniform keydiff 0.25", "multi_key@8192") in cells
+    assert {one.scorer for one in other} == {"keyvalue"}
+    assert ("uniform keyvalue 0.25", "multi_key@8192") in cells
 
 
 def test_neighbouring_children_are_on_different_gpus() -> None:
@@ -236,7 +240,7 @@ def test_a_run_is_gone_on_with(
         "single",
         "loss",
     ]
-    first = command.parse([*line, "--conditions", "replay dynamic keydiff 0.25"])
+    first = command.parse([*line, "--conditions", "replay dynamic keyvalue 0.25"])
     assert command.run(first) == 0
     stored = (tmp_path / "answers.jsonl").read_text().splitlines()
     rows = [json.loads(text) for text in stored]
@@ -283,7 +287,7 @@ def test_what_is_done_and_what_has_no_room_is_left_out(
 
     monkeypatch.setattr(runner, "_child", child)
     runner.run(jobs(model))
-    assert sorted(asked) == ["uniform keydiff 0.25", "uniform keydiff 0.5"]
+    assert sorted(asked) == ["uniform keyvalue 0.25", "uniform keyvalue 0.5"]
     assert [one["cell"] for one in store.rows] == ["single@4096"] * 2
     runner.run(jobs(model))
     assert len(asked) == 2
@@ -302,7 +306,7 @@ def test_a_child_that_fails_is_told_and_the_rest_goes_on(
     runner = Runner(options(tmp_path, slots=(None,)), Store(tmp_path / "answers.jsonl"))
     bad = Job(0, Condition("replay", "profile", 0.25), (Cell("single", 1024),))
     runner.run([(model, bad)])
-    assert runner.failed == [f"{model.name}, replay profile keydiff 0.25"]
+    assert runner.failed == [f"{model.name}, replay profile keyvalue 0.25"]
     assert "which was not given" in capsys.readouterr().out
     assert runner.store.rows == []
 
@@ -310,7 +314,7 @@ def test_a_child_that_fails_is_told_and_the_rest_goes_on(
 def test_a_run_that_is_stopped_ends_its_children(tiny: tuple[Path, Path], tmp_path: Path) -> None:
     model, profile = tiny
     line = ["--model", str(model), "--profile", str(profile), "--out", str(tmp_path), "--device", "cpu"]
-    line += ["--samples", "500", "--length", "1024", "--conditions", "replay dynamic keydiff 0.25"]
+    line += ["--samples", "500", "--length", "1024", "--conditions", "replay dynamic keyvalue 0.25"]
     command_line = [sys.executable, "-m", "benchmarks.accuracy", "run", *line]
 
     def workers() -> list[int]:

@@ -43,23 +43,30 @@ class Case:
         sizes = [max(1, members - tier % 2) for tier in range(layout.tiers)]
         self.tier_heads = torch.tensor(sizes, dtype=torch.int32)
 
-    def both(self, sink: int, scores: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def both(
+        self, sink: int, scores: torch.Tensor | None = None, values: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The pool sealed by the reference and by the kernel, as bytes."""
         layout, expected = self.layout, self.pool.clone()
         geometry = (layout.page_tokens, layout.ring_slots, layout.chunk, layout.window)
         offsets = layout.offset_tensor(torch.device("cpu"))
-        fallback.seal(expected, self.rows, self.due, offsets, self.tier_heads, *geometry, sink, scores)
+        tables = (self.rows, self.due, offsets, self.tier_heads)
+        fallback.seal(expected, *tables, *geometry, sink, scores, values=values)
         pool = self.pool.cuda()
         on_gpu = None if scores is None else scores.cuda()
-        ragged_seal(pool, self.rows.cuda(), self.due.cuda(), self.tier_heads.cuda(), layout, sink, on_gpu)
+        tables = (self.rows.cuda(), self.due.cuda(), self.tier_heads.cuda())
+        ragged_seal(pool, *tables, layout, sink, on_gpu, values=values)
         return expected.view(torch.int16), pool.cpu().view(torch.int16)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_size", [32, 64, 96, 128, 256])
-def test_keydiff_keeps_the_tokens_that_the_reference_keeps(head_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("values", [False, True])
+def test_it_keeps_the_tokens_that_the_reference_keeps(
+    values: bool, head_size: int, dtype: torch.dtype
+) -> None:
     layout = RaggedLayout(16, 42, 512, 128, (16, 512, 128, 336), head_size)
-    expected, sealed = Case(layout, [0, 3, 1], 3, dtype).both(sink=4)
+    expected, sealed = Case(layout, [0, 3, 1], 3, dtype).both(sink=4, values=values)
     assert torch.equal(expected, sealed)
 
 
@@ -68,8 +75,10 @@ def test_keydiff_keeps_the_tokens_that_the_reference_keeps(head_size: int, dtype
 )
 def test_pages_and_chunks(page: int, chunk: int, keep: tuple[int, ...]) -> None:
     layout = RaggedLayout(page, -(-(chunk + 40) // page) + 1, chunk, 40, keep, 64)
-    expected, sealed = Case(layout, [0, 2], 2, torch.bfloat16).both(sink=20)
-    assert torch.equal(expected, sealed)
+    case = Case(layout, [0, 2], 2, torch.bfloat16)
+    for values in (False, True):
+        expected, sealed = case.both(sink=20, values=values)
+        assert torch.equal(expected, sealed)
 
 
 def test_given_scores_and_ties() -> None:
@@ -87,7 +96,7 @@ def test_given_scores_and_ties() -> None:
 @pytest.mark.parametrize("sink", [0, 1, 300, 700])
 def test_sinks_reach_over_chunks(sink: int) -> None:
     layout = RaggedLayout(16, 42, 512, 128, (48, 320), 64)
-    expected, sealed = Case(layout, [0, 1, 2], 1, torch.float16).both(sink=sink)
+    expected, sealed = Case(layout, [0, 1, 2], 1, torch.float16).both(sink=sink, values=sink > 1)
     assert torch.equal(expected, sealed)
 
 

@@ -15,16 +15,16 @@ pytestmark = [
 ]
 
 
-def check(case: Case, sink: int, padding: int = 0) -> None:
+def check(case: Case, sink: int, padding: int = 0, values: bool = False) -> None:
     """Seal on the GPU and by the reference: all bytes of all pages are the same, also those of free pages."""
     layout, content = case.layout, case.pool[0].numel()
     storage = torch.full((len(case.pool), content + padding), POISON, dtype=case.pool.dtype, device="cuda")
     pool = storage[:, :content].unflatten(1, case.pool.shape[1:])
     pool.copy_(case.pool)
-    ragged_seal(pool, case.rows.cuda(), case.due.cuda(), case.tier_heads.cuda(), layout, sink)
+    ragged_seal(pool, case.rows.cuda(), case.due.cuda(), case.tier_heads.cuda(), layout, sink, values=values)
     geometry = (layout.page_tokens, layout.ring_slots, layout.chunk, layout.window)
     offsets = layout.offset_tensor(case.pool.device)
-    fallback.seal(case.pool, case.rows, case.due, offsets, case.tier_heads, *geometry, sink, None)
+    fallback.seal(case.pool, case.rows, case.due, offsets, case.tier_heads, *geometry, sink, values=values)
     assert torch.equal(pool.cpu().view(torch.int16), case.pool.view(torch.int16))
     assert bool(storage[:, content:].isnan().all())
 
@@ -38,10 +38,11 @@ def test_pages_and_head_sizes(page: int, head_size: int, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("chunk", [16, 48, 2048, 8192, 8208])
-def test_chunks_of_all_lengths(chunk: int) -> None:
+@pytest.mark.parametrize("values", [False, True])
+def test_chunks_of_all_lengths(values: bool, chunk: int) -> None:
     """The last one is longer than the kernel takes."""
     layout = RaggedLayout(16, chunk // 16 + 2, chunk, 16, (16, chunk), 64)
-    check(Case(layout, [0, 1], 2, torch.bfloat16), sink=4)
+    check(Case(layout, [0, 1], 2, torch.bfloat16), sink=4, values=values)
 
 
 @pytest.mark.parametrize("page", [8, 24])

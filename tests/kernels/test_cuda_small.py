@@ -119,13 +119,13 @@ def test_an_append_of_odd_words() -> None:
 
 
 @pytest.mark.parametrize(("head_size", "dtype"), [(128, BF16), (64, FP16)])
-@pytest.mark.parametrize("scored", [False, True])
-def test_seal(scored: bool, head_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("by", ["keys", "values", "scores"])
+def test_seal(by: str, head_size: int, dtype: torch.dtype) -> None:
     """Tiers that keep one page, some of a chunk, and all of it."""
     layout = RaggedLayout(16, 20, 256, 16, (16, 96, 256), head_size)
     case = Case(layout, [0, 2], 2, dtype)
-    scores = torch.randn(2, 3, 2, 256) if scored else None
-    expected, sealed = case.both(sink=4, scores=scores)
+    scores = torch.randn(2, 3, 2, 256) if by == "scores" else None
+    expected, sealed = case.both(sink=4, scores=scores, values=by == "values")
     assert torch.equal(expected, sealed)
 
 

@@ -238,10 +238,32 @@ def test_room_is_made_by_need_only_oldest_first() -> None:
     run(worker, request)
     assert worker.m.block_pool.get_num_free_blocks() == 0
     assert worker.m.counters["evictions"] == 0
+    idle = {row.name: len(row.held()) for row in worker.m.resident.rows()}
     more = FakeRequest("e", conversation("e", 4))
     run(worker, more)
-    assert worker.m.counters["evictions"] == 1
-    assert [row.name for row in worker.m.resident.rows()] == ["b", "c"]
+    assert (worker.m.counters["thinned"], worker.m.counters["evictions"]) == (1, 0)
+    left = {row.name: len(row.held()) for row in worker.m.resident.rows()}
+    assert left["a"] < idle["a"]
+    assert left["b"] == idle["b"]
+    before = worker.m.room.available()
+    more = FakeRequest("f", conversation("f", before // G.num_tiers * G.page_tokens))
+    run(worker, more)
+    assert (worker.m.counters["thinned"], worker.m.counters["evictions"]) == (3, 3)
+
+
+def test_a_thinned_conversation_goes_on_behind_its_last_boundary() -> None:
+    worker = Worker(manager(G.idle_pages(40) + G.pages(44)))
+    request = FakeRequest("a", conversation("a", 40))
+    run(worker, request)
+    worker.finish(request)
+    (row,) = worker.m.resident.rows()
+    worker.m.room.thin(row)
+    worker.m.check_integrity()
+    again = FakeRequest("b", conversation("a", 44))
+    run(worker, again)  # the simulated worker checks every page that it reads
+    assert worker.m.counters["reused_tokens"] == G.thinnest(40) == 28
+    assert worker.m.counters["reprefilled_tokens"] == 40 - 28
+    assert worker.m.counters["misses"] == 0
 
 
 def test_nothing_is_evicted_for_a_request_that_cannot_fit_anyway() -> None:
@@ -271,6 +293,9 @@ def test_headroom_is_made_where_it_can_be_had() -> None:
     worker.finish(idle)
     worker.m.configure(Policy(headroom=2 * G.pages(40) - G.idle_pages(40)))
     run(worker, FakeRequest("b", conversation("b", 8)))
+    assert worker.m.counters["thinned"] == 1
+    worker.m.configure(Policy(headroom=2 * G.pages(40) - 8))
+    run(worker, FakeRequest("c", conversation("c", 4)))
     assert worker.m.counters["evictions"] == 1
 
 

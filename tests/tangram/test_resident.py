@@ -24,7 +24,7 @@ def hashes(conversation: str, tokens: int) -> list[str]:
 
 def add(rows: ResidentRows, name: str, tokens: int, written: int | None = None) -> bool:
     pages = [next(PAGE) for _ in range(G.pages(tokens))]
-    return rows.add(name, pages, tokens, written or tokens, hashes(name, tokens))
+    return rows.add(name, pages, tokens, written or tokens, hashes(name, tokens), thins=True)
 
 
 def test_a_continuation_finds_the_longest_whole_page() -> None:
@@ -89,7 +89,11 @@ def test_of_two_rows_with_one_prefix_the_one_that_loses_least_is_taken() -> None
 
 
 operations = st.lists(
-    st.tuples(st.sampled_from(["add", "find", "evict"]), st.sampled_from("abc"), st.integers(0, 70)),
+    st.tuples(
+        st.sampled_from(["add", "find", "evict", "thin", "expect"]),
+        st.sampled_from("abc"),
+        st.integers(0, 70),
+    ),
     max_size=40,
 )
 
@@ -108,8 +112,66 @@ def test_integrity_holds_under_any_order_of_operations(todo: list[tuple[str, str
             rows.take(row)
         elif what == "evict" and (oldest := rows.oldest()):
             rows.take(oldest)
+        elif what == "expect" and (oldest := rows.oldest()):
+            rows.expect(oldest)
+        elif what == "thin" and (victim := rows.next_victim()) and victim[1]:
+            before = rows.releasable()
+            frees = victim[0].thin.frees  # type: ignore[union-attr]
+            assert len(rows.thin(victim[0])) == frees == before - rows.releasable() > 0
         rows.check_integrity()
-    assert rows.releasable() == sum(G.idle_pages(row.tokens) for row in rows.rows())
+    assert rows.releasable() == sum(len(row.held()) for row in rows.rows())
+
+
+@pytest.mark.parametrize("tokens", range(4, 120))
+def test_a_row_is_thinned_to_the_least_that_keeps_its_sealed_chunks(tokens: int) -> None:
+    rows: ResidentRows = ResidentRows(G)
+    add(rows, "a", tokens)
+    (row,) = rows.rows()
+    last, held, pages = max(row.targets), len(row.held()), list(row.pages)
+    least = [m for m in range(G.page_tokens, last, G.page_tokens) if G.resumed_pages(m) == len(pages)]
+    least = [m for m in least if G.raw_start(m) == G.raw_start(last) and G.sealed(m)]
+    if row.thin is None:
+        assert not least or len(G.held_entries(least[:1])) >= held - (len(pages) - G.ring_pages)
+        return
+    length = row.thin.length
+    assert length == min(m for m in least if G.sealing(m) is None)
+    given = rows.thin(row)
+    assert (list(row.targets), row.tokens, row.thin) == ([length], length, None)
+    assert sorted([*row.held(), *given]) == sorted(page for page in pages if page is not None)
+    assert rows.find(hashes("a", tokens), tokens) == (row, length)
+    rows.check_integrity()
+    with pytest.raises(CacheIntegrityError, match="any further"):
+        rows.thin(row)
+
+
+def test_what_gives_up_pages_next_costs_least_for_a_page_and_by_age() -> None:
+    now = [0.0]
+    rows: ResidentRows = ResidentRows(G, clock=lambda: now[0])
+    for name in ("stale", "recent"):
+        add(rows, name, 68)
+        now[0] += 1.0
+    stale, recent = rows.rows()
+    assert rows.next_victim() == (stale, True)
+    rows.thin(stale)
+    assert rows.next_victim() == (recent, True)  # 2 s and 1 s: thinning costs less than half as much
+    now[0] = 100.0
+    recent.since = 99.9
+    assert rows.next_victim() == (stale, False)  # nobody has asked for it for so long
+    rows.expect(stale)
+    rows.take(recent)
+    assert rows.next_victim() == (stale, False)
+    add(rows, "next", 68)
+    now[0] = 100.1
+    assert rows.next_victim() == (rows.newest(), True)  # rather than the row whose user waits
+    now[0] = 1000.0
+    rows.newest().since = 999.9
+    assert rows.next_victim() == (stale, False)  # but not if the user went away meanwhile
+    add(rows, "left", 68)
+    rows.newest().owner = "somebody"
+    rows.leave("somebody")
+    victim = rows.next_victim()
+    assert victim is not None
+    assert (victim[0].name, victim[1]) == ("left", False)
 
 
 @pytest.mark.parametrize("tokens", range(4, 80))

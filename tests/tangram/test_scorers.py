@@ -13,6 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kernels.fallback import keyvalue
 from tangram.config import SCORERS
 from tangram.errors import CacheIntegrityError
 from tangram.rotary import Rotary
@@ -141,6 +142,22 @@ def check(name: str, chunk: Chunk, plain: Callable[[Chunk, int], list[float]]) -
 @given(chunk=chunks())
 def test_the_score_is_its_formula(name: str, chunk: Chunk) -> None:
     check(name, chunk, PLAIN[name])
+
+
+@settings(max_examples=40)
+@given(chunk=chunks(), sink=st.integers(0, 3), again=st.booleans())
+def test_keyvalue_adds_up_two_orders(chunk: Chunk, sink: int, again: bool) -> None:
+    """Of the very numbers that it orders; those of KeyDiff are tested above. Also where values are alike."""
+    values = chunk.values.round() if again and chunk.values is not None else chunk.values
+    chunk = dataclasses.replace(chunk, sink=min(sink, chunk.keys.shape[1]), values=values)
+    found = get_scorer("keyvalue")(chunk)
+    orders = torch.stack([get_scorer("keydiff")(chunk), chunk.values.norm(dim=-1)])
+    orders[..., : chunk.sink] = math.inf
+    for head, tokens in enumerate(found.tolist()):
+        both = orders[:, head].tolist()
+        assert tokens == [sum(sum(x < one[t] for x in one) for one in both) for t in range(len(tokens))]
+    operator = keyvalue(chunk.keys, chunk.values, chunk.sink)
+    assert torch.equal(operator, found), "the sealing operator ranks alike"
 
 
 @settings(max_examples=15)

@@ -37,12 +37,17 @@ def bounds(batch: Batch) -> Bounds:
 
 
 def attend(
-    batch: Batch, pool: torch.Tensor, version: int | None, soft_cap: float = 0.0, pages: int | None = None
+    batch: Batch,
+    pool: torch.Tensor,
+    version: int | None,
+    soft_cap: float = 0.0,
+    pages: int | None = None,
+    values: bool = False,
 ) -> torch.Tensor:
     """The step on a pool; with a version of FlashAttention all at once."""
     heads = (batch.query.shape[1], batch.key.shape[1])
     pages = pages or staged_pages(batch.layout, batch.tokens[-1], 2)
-    steps = WideSteps(batch.layout, heads, batch.sink, pages, version)
+    steps = WideSteps(batch.layout, heads, batch.sink, pages, version, values)
     step = steps.of(bounds(batch), pool, batch.rows, batch.seq_lens)
     assert step is not None
     out = torch.full_like(batch.query, POISON)
@@ -123,11 +128,15 @@ def test_all_at_once_is_part_by_part(
     paged(monkeypatch)
     batch = Batch(layout_of(), steps, padding=padding)
     parted, whole = batch.pool_copy(), batch.pool_copy()
-    expected = attend(batch, parted, None, soft_cap)
-    out = attend(batch, whole, 3, soft_cap)
+    values = padding > 0
+    expected = attend(batch, parted, None, soft_cap, values=values)
+    out = attend(batch, whole, 3, soft_cap, values=values)
     assert not expected.isnan().any()
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     batch.check_alike(whole, parted)
+    if values:
+        other = attend(batch, batch.pool_copy(), None, soft_cap)
+        assert not torch.equal(other, expected), "the values decided nothing"
 
 
 def test_steps_within_boundaries_are_none_of_ours() -> None:
@@ -219,7 +228,9 @@ def test_on_a_gpu_flash_attention_agrees_with_our_own_kernels(
     steps += [(3 * chunk + 5, 1), (chunk, 0)]
     batch = Batch(layout, steps, dtype=dtype, device="cuda", group=group, padding=padding)
     parted, whole = batch.pool_copy(), batch.pool_copy()
-    expected, out = attend(batch, parted, None), attend(batch, whole, version)
+    values = padding > 0
+    expected = attend(batch, parted, None, values=values)
+    out = attend(batch, whole, version, values=values)
     assert not expected.isnan().any()
     difference = (out.double() - expected.double()).norm() / expected.double().norm()
     assert difference < (6e-3 if dtype == torch.bfloat16 else 1e-3)

@@ -1,0 +1,28 @@
+"""KeyDiff joined by the norm of the value: keep keys that point away from the mean, and values that weigh.
+
+KeyDiff (arXiv 2504.15364) tells how a key differs, and nothing of what a query that finds it gets. What
+attention adds to its output is a value times a weight, so of two keys that differ alike the longer value is
+the greater loss. Both orders count alike: a token's score is the sum of its places in them, which needs no
+common scale.
+
+Keys and values only, so it works for generated text as for prompts and costs nothing before the seal.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tangram.scorers.base import Chunk, Need, Scorer, present
+from tangram.scorers.keydiff import keydiff
+
+
+def keyvalue(chunk: Chunk) -> torch.Tensor:
+    """How many tokens of a head rank lower by KeyDiff, and how many have a smaller value (2-norm), added up:
+    from 0 to 2 (tokens - 1). Sink tokens are above all others in both."""
+    scores = torch.stack([keydiff(chunk), present(chunk.values, Need.VALUES).norm(dim=-1)])
+    scores[..., : chunk.sink] = torch.inf
+    lower = torch.searchsorted(scores.sort(dim=-1).values, scores)
+    return lower.sum(dim=0).float()
+
+
+SCORER = Scorer("keyvalue", frozenset({Need.VALUES}), keyvalue)
