@@ -84,6 +84,11 @@ def branch(cache: Any) -> Any:
 
 
 def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
+    """:func:`load_whole` without the output layer."""
+    return _load(model, device, dtype)[0]
+
+
+def load_whole(model: str, device: str = "auto", dtype: str = "auto") -> tuple[Reader, Any]:
     """Load a model and its tokenizer.
 
     Args:
@@ -95,6 +100,11 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
         ConfigError: it cannot be found or read.
         UnsupportedError: it is of a kind that cannot be calibrated.
     """
+    reader, head = _load(model, device, dtype)
+    return reader, head.to(reader.device)
+
+
+def _load(model: str, device: str, dtype: str) -> tuple[Reader, Any]:
     model = local_path(model)
     check_reachable(model, None)
     where = torch.device(_device(device))
@@ -105,8 +115,10 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
     kind = {"auto": torch.float32 if where.type == "cpu" else stored}.get(dtype)
     identity, kinds = _identify(model, config, tokenizer, stored)
     with _quiet():
-        decoder = _load_decoder(model, config, getattr(torch, dtype) if kind is None else kind)
-    return Reader(decoder.to(where).eval(), tokenizer, text_config, identity, kinds, where)
+        whole = _load_model(model, config, getattr(torch, dtype) if kind is None else kind)
+    decoder = whole.eval().get_decoder().to(where)
+    reader = Reader(decoder, tokenizer, text_config, identity, kinds, where)
+    return reader, whole.get_output_embeddings()
 
 
 def _device(asked: str) -> str:
@@ -126,16 +138,15 @@ def _configuration(model: str) -> tuple[Any, Any]:
         raise ConfigError("MODEL", f"{model} cannot be read: {_line(error)}") from None
 
 
-def _load_decoder(model: str, config: Any, dtype: torch.dtype) -> Any:
+def _load_model(model: str, config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        whole = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             model, config=config, dtype=dtype, attn_implementation=NAME
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ConfigError("MODEL", f"{model} cannot be loaded: {_line(error)}") from None
-    return whole.get_decoder()
 
 
 def _identify(

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from admin.engine_panels import change_panel
 from admin.errors import TuneError
 from admin.profile_panels import (
-    activation_panel,
     calibration_panel,
     comparison_panel,
     profiles_table,
@@ -23,7 +23,8 @@ from admin.profile_panels import (
 from admin.profiles_tab import buttons, form_options
 from app.calibration import Calibration
 from app.calibration_record import CalibrationRecord, CalibrationState
-from app.profiles import Activation, ProfileEntry
+from app.engine_change import PROFILE, EngineChange
+from app.profiles import ProfileEntry
 from tangram.profile import Profile
 from tangram.profile_summary import compare, describe
 from tests.admin.conftest import Bench, Installed
@@ -85,10 +86,10 @@ def test_how_a_calibration_goes_and_ends() -> None:
 
 
 def test_how_a_change_of_profile_goes_and_ends() -> None:
-    assert activation_panel(None, "") == ""
-    assert "so far: loading the model" in activation_panel(Activation("p", 0.0), "loading the model")
-    ended = Activation("p", 0.0, "failed", "It went back.", 7.0)
-    assert "It went back. (7 s)" in activation_panel(ended, "")
+    assert change_panel(None, "") == ""
+    assert "so far: loading the model" in change_panel(EngineChange(PROFILE, "p", 0.0), "loading the model")
+    ended = EngineChange(PROFILE, "p", 0.0, "failed", "It went back.", 7.0)
+    assert "It went back. (7 s)" in change_panel(ended, "")
 
 
 def test_a_comparison_in_words_and_tables(tmp_path: Path) -> None:
