@@ -16,9 +16,9 @@ from tangram.calibration.verdict import sentences
 
 Form = Callable[[Mapping[str, Any]], str]
 ROWS: tuple[tuple[str, Form], ...] = (
-    ("Right answers about look-alike facts", lambda one: f"{one['right']} of {one['asked']}"),
-    ("Loss of an answer, nats", lambda one: f"{one['answer_loss']:.3f}"),
-    ("Loss of other text, nats a token", lambda one: f"{one['text_loss']:.3f}"),
+    ("Right answers about facts", lambda one: f"{one['right']} of {one['asked']}"),
+    ("Loss of an answer", lambda one: f"{one['answer_loss']:.3f}"),
+    ("Loss of other text", lambda one: f"{one['text_loss']:.3f}"),
 )
 
 
@@ -44,7 +44,7 @@ def result_panel(found: Mapping[str, Any] | None) -> str:
         return ""
     first, second = found["profiles"]
     rows = [(label, *(form(one) for one in (found["everything"], first, second))) for label, form in ROWS]
-    table = text_table(rows, ("Tried on the model", "everything kept", "chosen", "other"), "compared tried")
+    table = text_table(rows, ("Tried", "all kept", "chosen", "other"), "compared tried")
     said = "".join(f"<li>{escape(one)}</li>" for one in sentences(found, "the chosen one", "the other one"))
     return f'{table}<ul class="said">{said}</ul><p class="hint">{escape(_provenance(found))}</p>'
 

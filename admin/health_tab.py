@@ -42,7 +42,7 @@ class HealthTab:
         """Values for :attr:`outputs`."""
         watch, engine = self.console.watch, await engine_versions(self.console)
         return [
-            findings_panel([*findings(engine), *watch.host]),
+            findings_panel([*findings(engine, self.console.engine.geometry), *watch.host]),
             disk_panel(watch.disk),
             backups_panel(watch.backups),
             drill_panel(self.console.services.backups.drill),

@@ -15,6 +15,7 @@ SHOWN_HEADS = 5
 MADE_LABELS = {"oracle": "Judge", "scope": "Scope", "data": "Texts", "length": "Tokens of a text"}
 MADE_LABELS |= {"samples": "Texts read", "model": "Model", "created": "Made", "dtype": "Computed in"}
 MADE_LABELS |= {"seed": "Seed", "alpha": "Safety margin", "retention": "Retention"}
+MADE_LABELS |= {"weights": "Weights", "samples_hash": "Hash of the texts"}
 
 
 def profiles_table(entries: Sequence[ProfileEntry], in_force: str | None) -> str:

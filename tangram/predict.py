@@ -14,7 +14,7 @@ from typing import Any
 
 from tangram.balance import balance
 from tangram.config import TangramConfig
-from tangram.geometry import Geometry
+from tangram.geometry import Geometry, that_fit
 from tangram.profile import ModelShape, Profile, build_geometry, in_force
 from tangram.profile_file import Matrix
 
@@ -69,8 +69,7 @@ class AtLength:
 
     def within(self, pool_bytes: int) -> AtLength:
         """The same, with how many fit a pool of that size."""
-        beside = (pool_bytes - self.bytes) // (self.idle_bytes or self.bytes)
-        return replace(self, conversations=max(0, beside + 1))
+        return replace(self, conversations=that_fit(pool_bytes, self.bytes, self.idle_bytes))
 
 
 @dataclass(frozen=True)

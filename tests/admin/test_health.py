@@ -18,6 +18,9 @@ from app.backups import Backup, Drill
 from app.errors import BadRequest
 from app.preflight.probes import Gpu, Host
 from db.views import AuditView, LinkView, PersonView, QuotaView
+from tangram.config import TangramConfig
+from tangram.predict import predict
+from tangram.profile import ModelShape, build_geometry
 from tests.admin.conftest import Installed
 from tests.admin.test_page import Viewer, sampled
 
@@ -27,20 +30,29 @@ STATUS: dict[str, Any] = {
     "kernels": "native",
     "profile": "p.json",
     "pool": {"total_pages": 1000},
-    "geometry": {"row_width": 100},
+    "config": {"retention": 0.25},
     "model": {"max_model_len": 8192},
 }
+SHAPE = ModelShape("m", 4, 2, 64, 2, "bfloat16", 8192)
+GEOMETRY = build_geometry(TangramConfig(retention=0.25), SHAPE)
 
 
 def test_findings_tell_what_to_change() -> None:
-    assert [one.tone for one in findings(STATUS)] == ["info"]
-    bad = findings({**STATUS, "kernels": "reference", "profile": "uniform", "geometry": {"row_width": 400}})
+    (room,) = findings(STATUS | {"pool": {"total_pages": 5000}}, GEOMETRY)
+    assert room.tone == "info"
+    told = predict(TangramConfig(retention=0.25), SHAPE).within(5000 * GEOMETRY.page_bytes).at[-1]
+    assert f"room for {told.conversations} conversations" in room.text, "as the tab Tune says"
+    assert "retention 25%" in room.text
+    few = GEOMETRY.pages(8192) + GEOMETRY.idle_pages(8192)
+    bad = findings(
+        STATUS | {"kernels": "reference", "profile": "uniform", "pool": {"total_pages": few}}, GEOMETRY
+    )
     assert [one.tone for one in bad] == ["warn"] * 3
     text = findings_panel(bad)
     for part in ("slow", "room for 2 conversations", "loses details"):
         assert part in text
-    assert findings({}) == []
-    assert findings({"kernels": "native"}) == []
+    assert findings({}, None) == []
+    assert findings({"kernels": "native"}, GEOMETRY) == []
 
 
 class OtherHost(Host):
