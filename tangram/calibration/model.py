@@ -83,12 +83,27 @@ def branch(cache: Any) -> Any:
     return other
 
 
+class OutputLayer:
+    """From states [tokens, hidden_size] to logits [tokens, vocabulary], bent and scaled as the model does."""
+
+    def __init__(self, head: Any, text_config: Any) -> None:
+        self._head = head
+        self._cap = getattr(text_config, "final_logit_softcapping", None)
+        self._scale = (getattr(text_config, "logit_scale", None) or 1.0) / (
+            getattr(text_config, "logits_scaling", None) or 1.0
+        )
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._head(states) * self._scale
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
+
 def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
     """:func:`load_whole` without the output layer."""
     return _load(model, device, dtype)[0]
 
 
-def load_whole(model: str, device: str = "auto", dtype: str = "auto") -> tuple[Reader, Any]:
+def load_whole(model: str, device: str = "auto", dtype: str = "auto") -> tuple[Reader, OutputLayer]:
     """Load a model and its tokenizer.
 
     Args:
@@ -101,7 +116,7 @@ def load_whole(model: str, device: str = "auto", dtype: str = "auto") -> tuple[R
         UnsupportedError: it is of a kind that cannot be calibrated.
     """
     reader, head = _load(model, device, dtype)
-    return reader, head.to(reader.device)
+    return reader, OutputLayer(head.to(reader.device), reader.text_config)
 
 
 def _load(model: str, device: str, dtype: str) -> tuple[Reader, Any]:
