@@ -225,7 +225,7 @@ def test_texts_are_uploaded_through_the_page(browser: Browser, served: Product, 
         kept = served.home / "calibration" / "texts.jsonl"
         assert kept.read_bytes() == good.read_bytes()
         assert kept.stat().st_mode & 0o777 == 0o600
-        page.locator("#calibration-upload").get_by_label("Remove").first.click()
+        page.locator("#calibration-upload").get_by_label("Clear").first.click()
         chosen.set_input_files(bad)
         expect(told).to_contain_text("Line 2 is no object with a `text`.")
         assert kept.read_bytes() == good.read_bytes(), "what was there stays"

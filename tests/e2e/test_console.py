@@ -58,7 +58,8 @@ def test_the_map_changes_while_a_chat_runs(
         expect(admin.page.locator("#admin-head")).to_contain_text("Engine ready")
         admin.tab("Profiles")
         shipped = admin.page.locator("#profile-table li").filter(has_text="shipped")
-        expect(shipped.filter(has_text="in use")).to_have_count(1)
+        # The imitated engine has no model of which the release could have a profile.
+        expect(shipped.filter(has_text="in use")).to_have_count(0 if FAKE else 1)
         assert not admin.problems
         assert not admin.foreign
 
