@@ -76,14 +76,15 @@ def build(console: Console, choice: Any) -> Comparison:
     with gr.Column(visible=False) as difference_box:
         gr.HTML("<h3>What heads gain with the other one</h3>", apply_default_css=False)
         difference = live_plot("profile-difference", "Difference of budgets by head", 170)
+    less: dict[str, Any] = {"variant": "secondary", "size": "sm"}
     with gr.Column(visible=False) as trial:
         with gr.Row(elem_classes=["actions"]):
-            less: dict[str, Any] = {"variant": "secondary", "size": "sm"}
             begin = gr.Button("Try both on the model", elem_id="evaluation-start", **less)
-            cancel = gr.Button("Cancel", visible=False, elem_id="evaluation-cancel", **less)
         gr.HTML(_HINT, apply_default_css=False)
     refusal = gr.HTML(elem_id="evaluation-refusal", apply_default_css=False)
     progress = gr.HTML(elem_id="evaluation-progress", apply_default_css=False)
+    with gr.Row(elem_classes=["actions"]):  # whatever is chosen: a new profile is tried by itself
+        cancel = gr.Button("Cancel", visible=False, elem_id="evaluation-cancel", **less)
     result = gr.HTML(elem_id="evaluation-result", apply_default_css=False)
     # In the page but not seen, as in the tab "Tune".
     ended = gr.Textbox(visible="hidden", show_label=False, container=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Any
@@ -135,6 +136,15 @@ def test_the_audit_is_searched_and_cut() -> None:
     assert found.count("<tr data-key") == 1
     assert len(found) < 2000
     assert "Nothing was found" in audit_table(entries, lambda _: "Ann", "engine.tune bob")
+
+
+def test_who_it_was_and_when_in_which_zone() -> None:
+    typed = AuditView("1", None, "user.invite", None, {}, 1_764_500_000_000)
+    stranger = replace(typed, id="2", action="sign_in.failed", request_id="r")
+    text = audit_table([typed, stranger], lambda _: "Ann")
+    assert text.count("command line") == 1
+    assert "<td>–</td><td><code>sign_in.failed" in text
+    assert text.count("2025-11-30 10:53:20 UTC") == 2
 
 
 async def test_each_tab_answers_when_it_is_opened_and_only_administrators(installed: Installed) -> None:
