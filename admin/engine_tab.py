@@ -69,7 +69,7 @@ def models(console: Console) -> list[str]:
 
 def build(console: Console) -> EngineTab:
     """Create the components; call inside ``gr.Blocks``."""
-    with gr.Column(elem_classes=["tc-panel"]):
+    with gr.Column(elem_classes=["tc-panel", "last-on-phone"]):
         gr.HTML("<h2>The last 15 minutes</h2>", apply_default_css=False)
         with gr.Row(elem_classes=["plots"]):
             plots = []
