@@ -7,7 +7,6 @@ engine is asked for its settings only. Results are kept beside the profile. The 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import sys
@@ -26,7 +25,7 @@ from app.profiles import ProfileEntry, Profiles, results_path
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from db.store import Store
-from tangram.calibration.verdict import FORMAT, VERSION
+from tangram.calibration.verdict import FORMAT, VERSION, file_hash
 from tangram.errors import TangramError
 
 log = logging.getLogger(__name__)
@@ -194,11 +193,12 @@ class Evaluation:
 
     def _valid(self, entry: ProfileEntry, every: Mapping[str, ProfileEntry]) -> dict[str, dict[str, Any]]:
         found = _read(results_path(self._profiles.folder, entry.name))
-        own = _hash(entry)
+        own = file_hash(entry.path)
         valid = {}
         for other, result in found.items():
             hashes = [one["file_hash"] for one in result["profiles"]]
-            if hashes == [own, None if other == NONE else _hash(every.get(other))]:
+            against = every.get(other)
+            if hashes == [own, None if against is None else file_hash(against.path)]:
                 valid[other] = result
         return valid
 
@@ -233,11 +233,6 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         log.warning("%s cannot be read: what was found of the profile is not shown", path)
         return {}
-
-
-def _hash(entry: ProfileEntry | None) -> str:
-    """As `tangram evaluate` tells it."""
-    return "" if entry is None else hashlib.sha256(entry.path.read_bytes()).hexdigest()[:16]
 
 
 def _now() -> int:

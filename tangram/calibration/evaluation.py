@@ -7,7 +7,6 @@ an engine beside it is not asked for anything.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from tangram.calibration.model import Reader, load_whole
 from tangram.calibration.passages import QUESTION_ROOM, SCORED, Passage, hash_of, passages
 from tangram.calibration.replay import Replay
 from tangram.calibration.room import compute_type
-from tangram.calibration.verdict import FORMAT, VERSION, Figures, difference
+from tangram.calibration.verdict import FORMAT, VERSION, Figures, difference, file_hash
 from tangram.cli import own_version
 from tangram.config import NONE, TangramConfig
 from tangram.profile import build_geometry
@@ -95,8 +94,7 @@ def evaluate(
         "probe": {"hash": hash_of(texts), "passages": len(texts), "tokens": len(texts[0].tokens)},
         "everything": everything.to_dict(),
         "profiles": [
-            {"profile": Path(name).name, "file_hash": file_hash(name), "budget": geometry.budget}
-            | figures.to_dict()
+            _profile(name) | {"budget": geometry.budget} | figures.to_dict()
             for name, geometry, figures in zip(profiles, geometries, each, strict=True)
         ],
         "difference": difference(*each) if len(each) == 2 else None,
@@ -107,16 +105,16 @@ SHAPING = ("retention", "alpha", "scope", "group_size", "scorer", "chunk", "wind
 """Settings that decide what a query sees."""
 
 
-def file_hash(profile: str) -> str | None:
-    """Of a profile's file; None of ``none``."""
-    return None if profile == NONE else hashlib.sha256(Path(profile).read_bytes()).hexdigest()[:16]
-
-
 def _config(settings: TangramConfig, profile: str) -> TangramConfig:
     if profile == NONE:
         return replace(settings, profile=None)
     scope = "model" if settings.scope == "uniform" else settings.scope
     return replace(settings, profile=profile, scope=scope)
+
+
+def _profile(name: str) -> dict[str, Any]:
+    path = Path(name)
+    return {"profile": path.name, "file_hash": None if name == NONE else file_hash(path)}
 
 
 def _model(reader: Reader) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tangram.hub import local_path
 
 SPARE = 0.8
 """Of the memory that is free, what may be taken: the engine and the app go on growing."""
-BESIDE = GIB // 2
+BESIDE = GIB
 """Bytes beside the weights: Python and torch, the cache of a passage, and logits."""
 SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -8,8 +8,10 @@ it too.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tangram.calibration.statistics import interval_of_mean, sign_test
@@ -64,6 +66,11 @@ class Interval:
     def told(self) -> bool:
         """Whether it lies on one side of zero."""
         return self.low > 0 or self.high < 0
+
+
+def file_hash(path: Path) -> str:
+    """Of a profile's file: what was found holds for this file only."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def difference(first: Figures, second: Figures) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from admin import figures
-from tangram.calibration.evaluation import file_hash
-from tangram.calibration.verdict import FORMAT, VERSION, Figures, difference
+from tangram.calibration.verdict import FORMAT, VERSION, Figures, difference, file_hash
 from tangram.shipped import folder as shipped_folder
 from tests.admin.browser import AdminPage
 from tests.ui.support import DESKTOP, PHONE, ROOT, Product, chromium, fetch, product
@@ -198,7 +197,7 @@ def made_result(folder: Path, name: str) -> dict[str, int]:
         "probe": {"passages": 4, "tokens": 1344},
         "everything": whole.to_dict(),
         "profiles": [
-            {"profile": name, "file_hash": file_hash(str(shipped_folder() / name))} | first.to_dict(),
+            {"profile": name, "file_hash": file_hash(shipped_folder() / name)} | first.to_dict(),
             {"profile": "none", "file_hash": None} | second.to_dict(),
         ],
         "difference": difference(first, second),

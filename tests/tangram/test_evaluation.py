@@ -168,7 +168,7 @@ def test_memory_decides_the_type_and_refuses_what_does_not_fit(
     ):
         monkeypatch.setattr(room, "available_memory", lambda free=free: int(free / room.SPARE) + 1)
         assert room.compute_type(model, "cpu", "auto") == expected
-    with pytest.raises(ConfigError, match=r"needs about 1\.0 GiB of memory"):
+    with pytest.raises(ConfigError, match=r"needs about 1\.5 GiB of memory"):
         room.compute_type(model, "cpu", "float32")
     monkeypatch.setattr(room, "available_memory", lambda: room.BESIDE)
     with pytest.raises(ConfigError, match="free some"):
