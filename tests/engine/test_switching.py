@@ -13,7 +13,7 @@ from app.settings import Settings
 from tests.app.conftest import Product, running_product
 from tests.tiny_models import random_llama
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 OPTIONS = "--max-model-len 2048 --kv-cache-memory-bytes 100000000 --max-num-seqs 2 --dtype float32"
 
 
