@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +14,7 @@ from admin.console import Console
 from admin.guarded import guarded
 from admin.live_html import live_html
 from admin.panels import table
+from admin.text import time_text
 from db.views import AuditView
 
 READ, SHOWN = 2000, 200
@@ -40,7 +40,7 @@ def audit_table(entries: Sequence[AuditView], name: Callable[[str], str], words:
     wanted = words.lower().split()
     rows = []
     for entry in entries:
-        who = name(entry.user_id) if entry.user_id else ""
+        who = _who(entry, name)
         before, after = (_json(value) for value in (entry.before, entry.after))
         text = f"{who} {entry.action} {before} {after} {entry.address or ''}".lower()
         if all(word in text for word in wanted):
@@ -53,8 +53,15 @@ def audit_table(entries: Sequence[AuditView], name: Callable[[str], str], words:
     return table("audit", head, "".join(rows))
 
 
+def _who(entry: AuditView, name: Callable[[str], str]) -> str:
+    """Whoever has no account came with a request, or typed a command on the server."""
+    if entry.user_id:
+        return name(entry.user_id)
+    return "" if entry.request_id else "command line"
+
+
 def _row(entry: AuditView, who: str, before: str, after: str) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created_at / 1000))
+    at = time_text(entry.created_at / 1000, "%Y-%m-%d %H:%M:%S")
     return (
         f'<tr data-key="{escape(entry.id)}"><td>{at}</td><td>{escape(who) or "–"}</td>'
         f"<td><code>{escape(entry.action)}</code></td><td class=wrap>{escape(before)}</td>"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from admin.access import Access
-from admin.engine_jobs import EngineJobs
 from admin.owners import Owners
 from admin.render import Renderer
 from admin.sampler import Sampler
 from admin.tuning import TuneService
 from admin.watch import Watch
 from app.calibration import Calibration
+from app.engine_change import EngineChanges
 from app.profiles import Profiles
 from app.services import Services
 from app.supervisor import EngineSupervisor
@@ -31,4 +31,4 @@ class Console:
     services: Services
     owners: Owners
     watch: Watch
-    jobs: EngineJobs
+    changes: EngineChanges

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from admin.engine_jobs import EngineJob
 from admin.live_html import button
 from admin.panels import notice, table
 from admin.text import count_text, duration_text
 from app.active import ActiveRequest
+from app.engine_change import MODEL, EngineChange
 from app.supervisor import EngineStatus
 
 SHOWN_REQUESTS = 50
@@ -58,15 +58,15 @@ def _request_row(request: ActiveRequest, owner: str) -> str:
     )
 
 
-def job_panel(job: EngineJob | None, doing: str) -> str:
-    """What the last restart does or did; empty when there was none."""
-    if job is None:
+def change_panel(change: EngineChange | None, doing: str) -> str:
+    """What the last change does or did; empty when there was none."""
+    if change is None:
         return ""
-    if job.outcome is None:
-        return notice(f"{job.doing}, {duration_text(job.elapsed)} so far: {doing}.", "info")
-    return notice(
-        f"{job.message} ({duration_text(job.elapsed)})", "good" if job.outcome == "applied" else "bad"
-    )
+    if change.outcome is None:
+        what = f"Switching to {change.to}" if change.kind == MODEL else "Restarting the engine"
+        return notice(f"{what}, {duration_text(change.elapsed)} so far: {doing}.", "info")
+    tone = "good" if change.outcome == "applied" else "bad"
+    return notice(f"{change.message} ({duration_text(change.elapsed)})", tone)
 
 
 def log_panel(lines: list[str]) -> str:

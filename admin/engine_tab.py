@@ -11,12 +11,15 @@ import gradio as gr
 from admin.access import SignedIn
 from admin.charts import PLOT_HEIGHT, PLOTS
 from admin.console import Console
-from admin.engine_panels import job_panel, log_panel, requests_table, state_panel
+from admin.engine_panels import change_panel, log_panel, requests_table, state_panel
 from admin.errors import TuneError
 from admin.guarded import guarded
 from admin.live_html import live_html
 from admin.live_plot import live_plot
 from admin.panels import doing_text, notice
+from app.engine_change import MODEL, RESTART
+from app.errors import AppError
+from app.probe import probed_text
 
 LOG_LINES = 200
 BUNDLED = "The bundled model"
@@ -49,7 +52,7 @@ class EngineTab:
             *renderer.engine_plots(),
             state_panel(status, held, console.services.queue.waiting),
             requests_table(console.services.active.running(), console.owners.of_user),
-            job_panel(console.jobs.job, doing_text(status)),
+            change_panel(console.changes.last(MODEL, RESTART), doing_text(status)),
             gr.update(value="Accept again" if held else "Pause", interactive=status.ready or held),
             renderer.counters(),
             renderer.config(),
@@ -66,7 +69,7 @@ def models(console: Console) -> list[str]:
 
 def build(console: Console) -> EngineTab:
     """Create the components; call inside ``gr.Blocks``."""
-    with gr.Column(elem_classes=["tc-panel"]):
+    with gr.Column(elem_classes=["tc-panel", "last-on-phone"]):
         gr.HTML("<h2>The last 15 minutes</h2>", apply_default_css=False)
         with gr.Row(elem_classes=["plots"]):
             plots = []
@@ -144,19 +147,23 @@ def build(console: Console) -> EngineTab:
     async def do(user: SignedIn, asked: str, wanted: Any) -> tuple[Any, str]:
         try:
             if asked == "restart":
-                console.jobs.start(
-                    "Restarting the engine",
-                    "The engine was restarted and is ready.",
-                    lambda: services.engine_settings.restart(user.id),
-                )
+
+                async def work() -> str:
+                    await services.engine_settings.restart(user.id)
+                    return "The engine was restarted and is ready."
+
+                console.changes.start(RESTART, "as it is", work)
             else:
                 chosen = wanted_model(wanted)
-                console.jobs.start(
-                    f"Switching to {chosen or BUNDLED}",
-                    "The engine is ready with this model.",
-                    lambda: services.engine_settings.use_model(user.id, chosen),
-                )
-        except TuneError as error:
+
+                async def switch_model() -> str:
+                    await services.engine_settings.use_model(user.id, chosen)
+                    return (
+                        f"The engine is ready with this model.{probed_text(services.engine_settings.probed)}"
+                    )
+
+                console.changes.start(MODEL, chosen or BUNDLED, switch_model)
+        except (TuneError, AppError) as error:
             return gr.update(visible=False), notice(str(error), "bad")
         return gr.update(visible=False), ""
 

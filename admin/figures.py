@@ -159,6 +159,8 @@ def _colours(snapshot: MemorySnapshot, view: str) -> dict[str, Any]:
         form, least = ".2%", 1e-6
     else:
         form, least = ",d" if top < 10_000 else ".2s", 1
+        if top < 5:  # halves would be told as whole numbers
+            bar["dtick"] = 1
     return {
         "zmin": 0,
         "zmax": max(top, least),

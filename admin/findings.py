@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from admin.text import bytes_text
+from admin.text import bytes_text, percent_text
 from app.preflight import checks
 from app.preflight.probes import Host
+from tangram.config import TangramConfig
+from tangram.errors import TangramError
+from tangram.geometry import Geometry, that_fit
 
 FEW_LONGEST = 4
 """Conversations of the model's greatest length that a pool should have room for."""
@@ -24,9 +27,9 @@ class Finding:
     advice: str
 
 
-def findings(status: Mapping[str, Any]) -> list[Finding]:
-    """By a report of ``GET /tangram/status``; empty while there is none."""
-    return [*_kernels(status), *_room(status), *_profile(status)] if status else []
+def findings(status: Mapping[str, Any], geometry: Geometry | None) -> list[Finding]:
+    """By a report of ``GET /tangram/status`` and the cache's geometry; empty while there is no report."""
+    return [*_kernels(status), *_room(status, geometry), *_profile(status)] if status else []
 
 
 def host_findings(host: Host, wants_gpu: bool) -> list[Finding]:
@@ -64,15 +67,20 @@ def _kernels(status: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _room(status: Mapping[str, Any]) -> Iterator[Finding]:
-    try:
-        pages = int(status["pool"]["total_pages"])
-        longest = int(status["geometry"]["row_width"])
-        length = int(status["model"]["max_model_len"])
-    except (KeyError, TypeError, ValueError):
+def _room(status: Mapping[str, Any], geometry: Geometry | None) -> Iterator[Finding]:
+    if geometry is None:
         return
-    fit = pages // max(1, longest)
-    text = f"The pool has room for {fit} conversations of the greatest length, {length:,} tokens."
+    try:
+        pool = int(status["pool"]["total_pages"]) * geometry.page_bytes
+        length = int(status["model"]["max_model_len"])
+        config = TangramConfig.from_mapping({**status["config"], "profile": None})
+    except (KeyError, TypeError, ValueError, TangramError):
+        return
+    fit = that_fit(pool, geometry.bytes(length), geometry.idle_bytes(length, config.observed))
+    text = (
+        f"The pool has room for {fit} conversations of the greatest length, {length:,} tokens, at retention "
+        f"{percent_text(config.retention)}, if one of them is being answered."
+    )
     if fit < FEW_LONGEST:
         advice = (
             "Lower the retention in the tab Tune, lower --max-model-len, or give the cache more memory "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sqlite3
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,7 +19,7 @@ from admin.findings import findings, findings_panel
 from admin.guarded import guarded
 from admin.live_html import live_html
 from admin.panels import notice, table
-from admin.text import ago_text, bytes_text, count_text, duration_text, percent_text
+from admin.text import ago_text, bytes_text, count_text, duration_text, percent_text, time_text
 from admin.users_tab import attempt
 from admin.watch import Disk
 from app import __version__
@@ -43,7 +42,7 @@ class HealthTab:
         """Values for :attr:`outputs`."""
         watch, engine = self.console.watch, await engine_versions(self.console)
         return [
-            findings_panel([*findings(engine), *watch.host]),
+            findings_panel([*findings(engine, self.console.engine.geometry), *watch.host]),
             disk_panel(watch.disk),
             backups_panel(watch.backups),
             drill_panel(self.console.services.backups.drill),
@@ -97,7 +96,7 @@ def drill_panel(drill: Drill | None) -> str:
     """How the last rehearsal went."""
     if drill is None:
         return '<p class="hint">No restore was rehearsed since the app started.</p>'
-    when = time.strftime("%d %b %H:%M", time.localtime(drill.at))
+    when = time_text(drill.at)
     if drill.findings:
         return notice(f"{when}: {drill.backup} is not usable: {'; '.join(drill.findings)}", "bad")
     counts = ", ".join(f"{count_text(count)} {name}" for name, count in drill.counts.items())

@@ -21,7 +21,6 @@ from admin import live_plot, theme
 from admin.access import Access, AdminOnly
 from admin.console import Console
 from admin.downloads import backup_response
-from admin.engine_jobs import EngineJobs
 from admin.owners import Owners
 from admin.page import build_admin
 from admin.render import Renderer
@@ -56,16 +55,16 @@ def mount(app: FastAPI, services: Services) -> None:
         access=Access(services.accounts.identify),
         sampler=sampler,
         renderer=Renderer(sampler, owners.of),
-        tuning=TuneService(engine, services.engine_settings, sampler.poke),
+        tuning=TuneService(engine, services.engine_settings, services.changes),
         engine=services.supervisor,
         profiles=services.profiles,
         calibration=services.calibration,
         services=services,
         owners=owners,
         watch=Watch(services, sampler, owners),
-        jobs=EngineJobs(sampler.poke),
+        changes=services.changes,
     )
-    services.profiles.on_change = sampler.poke
+    services.changes.on_change = sampler.poke
     app.state.console = console
     mount_console(app, console)
 
@@ -132,8 +131,6 @@ def _run_with(app: FastAPI, console: Console) -> None:
             try:
                 yield state
             finally:
-                await console.jobs.stop()
-                await console.tuning.stop()
                 await console.watch.stop()
                 await console.sampler.stop()
 

@@ -10,6 +10,13 @@ from admin.panels import notice, text_table
 from admin.text import bytes_text, count_text, percent_text
 from admin.tuning import TuneValues
 
+_HINT = (
+    '<p class="hint">Fit: so many of that length at once, one of them being answered, the others idle. '
+    "Needs: of all heads in all calibration samples, those whose need is within what the head keeps at this "
+    "retention. What a profile says it covers (tab Profiles) is the same before needs are scaled to a "
+    "retention, so it is higher.</p>"
+)
+
 
 def preview_panel(
     values: TuneValues, automatic: int | None, before: Mapping[str, Any], after: Mapping[str, Any]
@@ -35,7 +42,7 @@ def preview_panel(
                 ("A token of sealed history", "sealed_bytes_per_token", bytes_text),
                 ("Raw tail of a conversation", "ring_bytes", bytes_text),
                 ("Page ids in a row", "row_width", count_text),
-                ("Samples' needs that are kept", "covered", percent_text),
+                ("Needs that heads keep in full", "covered", percent_text),
                 ("Kept beyond the heads' budgets", "fragmentation", percent_text),
                 ("Padding of pages", "padding_share", percent_text),
             )
@@ -52,7 +59,7 @@ def preview_panel(
     warnings = "".join(notice(_capital(str(text)), "warn") for text in after.get("warnings", []))
     pending = notice("Pending restart: nothing changes until you apply it.", "info")
     note = "<p class='empty'>This is what runs now.</p>" if before == after else pending
-    return summary + note + table + facts + warnings
+    return summary + note + table + _HINT + facts + warnings
 
 
 def _by_longest(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -80,6 +87,8 @@ def _at(report: Mapping[str, Any], key: str, length: str) -> float | None:
 def _change(form: Any, before: object, after: object) -> str:
     new = form(after) if isinstance(after, int | float) else "–"
     old = form(before) if isinstance(before, int | float) else "–"
+    # A number stays with its unit; the line breaks at the arrow, where it must.
+    old, new = (text.replace(" ", "\u00a0") for text in (old, new))
     return new if old == new else f"{old} → {new}"
 
 

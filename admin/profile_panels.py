@@ -9,12 +9,13 @@ from typing import Any
 from admin.panels import notice, text_table
 from admin.text import bytes_text, duration_text, percent_text
 from app.calibration_record import CalibrationRecord, CalibrationState
-from app.profiles import Activation, ProfileEntry
+from app.profiles import ProfileEntry
 
 SHOWN_HEADS = 5
 MADE_LABELS = {"oracle": "Judge", "scope": "Scope", "data": "Texts", "length": "Tokens of a text"}
 MADE_LABELS |= {"samples": "Texts read", "model": "Model", "created": "Made", "dtype": "Computed in"}
 MADE_LABELS |= {"seed": "Seed", "alpha": "Safety margin", "retention": "Retention"}
+MADE_LABELS |= {"weights": "Weights", "samples_hash": "Hash of the texts"}
 
 
 def profiles_table(entries: Sequence[ProfileEntry], in_force: str | None) -> str:
@@ -71,16 +72,6 @@ def state_notice(in_force: str | None, ready: bool) -> str:
     return ""
 
 
-def activation_panel(activation: Activation | None, doing: str) -> str:
-    """What the last change of profile does or did; empty when there was none."""
-    if activation is None:
-        return ""
-    if activation.outcome is None:
-        return notice(f"Restarting the engine, {duration_text(activation.elapsed)} so far: {doing}.", "info")
-    tone = "good" if activation.outcome == "applied" else "bad"
-    return notice(f"{activation.message} ({duration_text(activation.elapsed)})", tone)
-
-
 def calibration_panel(record: CalibrationRecord | None) -> str:
     """How far a calibration is, or how it ended; empty when there was none."""
     if record is None:
@@ -90,9 +81,9 @@ def calibration_panel(record: CalibrationRecord | None) -> str:
     if record.state is CalibrationState.RUNNING:
         left = record.remaining_seconds
         more = f", about {duration_text(left)} left" if left is not None and record.total else ""
-        return _progress(f"Calibrating {record.model}: {counted}{more}", share)
+        return progress_bar(f"Calibrating {record.model}: {counted}{more}", share)
     if record.state is CalibrationState.CANCELLED:
-        return _progress(f"Cancelled at {counted}. What was found is kept.", share)
+        return progress_bar(f"Cancelled at {counted}. What was found is kept.", share)
     if record.state is CalibrationState.FAILED:
         return notice(f"The calibration of {record.model} failed. {record.message}", "bad")
     took = (record.ended or record.started) - record.started
@@ -100,12 +91,13 @@ def calibration_panel(record: CalibrationRecord | None) -> str:
     return notice(text, "good")
 
 
-def _progress(text: str, share: float) -> str:
+def progress_bar(text: str, share: float, label: str = "Texts read") -> str:
+    """A line with a bar."""
     percent = round(100 * share)
     return (
         f'<div class="calibrating" role="status"><span>{escape(text)}</span>'
         f'<div class="bar" role="progressbar" aria-valuenow="{percent}" aria-valuemin="0" '
-        f'aria-valuemax="100" aria-label="Texts read"><i style="width:{percent}%"></i></div></div>'
+        f'aria-valuemax="100" aria-label="{escape(label)}"><i style="width:{percent}%"></i></div></div>'
     )
 
 

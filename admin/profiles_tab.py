@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from admin.access import SignedIn
+from admin.comparison import Comparison, attempt, in_force
+from admin.comparison import build as comparison_part
 from admin.console import Console
-from admin.engine_panels import log_panel
+from admin.engine_panels import change_panel, log_panel
 from admin.errors import TuneError
-from admin.figures import difference_map
 from admin.guarded import guarded
-from admin.live_plot import live_plot
 from admin.panels import doing_text, notice
 from admin.profile_panels import (
-    activation_panel,
     calibration_panel,
-    comparison_panel,
     profiles_table,
     state_notice,
     title,
@@ -29,11 +26,10 @@ from admin.tuning import number
 from app.calibration import BUILTIN, CONVERSATIONS, UPLOADED, Calibration
 from app.calibration_record import CalibrationRecord, CalibrationState
 from app.engine_settings import AUTO, NONE
-from app.errors import AppError
-from db.errors import DbError
 
 LOG_LINES = 200
 CHOICES = [("Shipped for this model, if any", AUTO), ("None: all heads keep the same", NONE)]
+EQUAL = ("All heads keep the same", NONE)
 ORACLES = [
     ("KVzip: what repeating a text needs", "kvzip"),
     ("KeyDiff: the keys alone", "keydiff"),
@@ -45,7 +41,6 @@ DATA = [
     ("Conversations of people who allow it", CONVERSATIONS),
     ("An uploaded file", UPLOADED),
 ]
-LENGTHS = (4096, 16384)
 _USE = (
     "The engine restarts: replies being written now get about 10 seconds to finish and are then interrupted, "
     "with their text kept; resident conversations are read again. If it does not come up, it goes back."
@@ -58,6 +53,7 @@ class ProfilesTab:
     """Components and their values."""
 
     console: Console
+    comparison: Comparison
     live_outputs: list[Any]
 
     async def live(self) -> list[Any]:
@@ -68,20 +64,12 @@ class ProfilesTab:
         return [
             state_notice(used, status.ready and console.sampler.latest.snapshot is not None),
             profiles_table(entries, used),
-            activation_panel(console.profiles.activation, doing_text(status)),
+            change_panel(console.profiles.activation, doing_text(status)),
             calibration_panel(console.calibration.record),
             repr([entry.name for entry in entries]),
             *buttons(console.calibration.record),
+            *self.comparison.live(),
         ]
-
-
-def in_force(console: Console) -> str | None:
-    """The file by which the running engine's heads have their budgets, as last seen."""
-    snapshot = console.sampler.latest.snapshot
-    if snapshot is None or snapshot.config.get("scope") == "uniform":
-        return None
-    found = snapshot.config.get("profile")
-    return None if found in (None, AUTO) else str(found)
 
 
 def buttons(record: CalibrationRecord | None) -> list[Any]:
@@ -107,15 +95,6 @@ def form_options(
     margin = number("Safety margin", alpha)
     whole = {name: int(count) for name, count in counts.items()}
     return {**whole, "retention": shares, "oracle": oracle, "alpha": margin, "data": data}
-
-
-async def attempt(work: Callable[[], Awaitable[object]]) -> str:
-    """Do it; a notice with what was refused, "" if nothing was."""
-    try:
-        await work()
-    except (AppError, TuneError, DbError) as error:
-        return notice(str(error), "bad")
-    return ""
 
 
 def estimate_line(calibration: Calibration, texts: Any, tokens: Any) -> str:
@@ -161,11 +140,8 @@ def build(console: Console) -> ProfilesTab:
                     no = gr.Button("Cancel", variant="secondary", size="sm")
             refusal = gr.HTML(elem_id="profile-refusal", apply_default_css=False)
             progress = gr.HTML(elem_id="profile-progress", apply_default_css=False)
-            other = gr.Dropdown([], value=None, label="Compare with", elem_id="profile-other")
-            comparison = gr.HTML(elem_id="profile-comparison", apply_default_css=False)
-            with gr.Column(visible=False) as difference_box:
-                gr.HTML("<h3>What heads gain with the other one</h3>", apply_default_css=False)
-                difference = live_plot("profile-difference", "Difference of budgets by head", 170)
+            comparison = comparison_part(console, choice)
+            other = comparison.other
         with gr.Column(elem_classes=["tc-panel"], min_width=280):
             gr.HTML(
                 '<h2>Calibrate this model</h2><p class="hint">It reads texts and finds how much of its '
@@ -218,9 +194,11 @@ def build(console: Console) -> ProfilesTab:
         entries = [(title(entry), entry.name) for entry in every]
         sound = [(title(entry), entry.name) for entry in every if not entry.problem]
         known = {AUTO, NONE, *(name for _, name in entries)}
+        used = in_force(console)
+        compared = compared or next((one.name for one in every if str(one.path) == used), NONE)
         return (
             gr.update(choices=[*CHOICES, *entries], value=chosen if chosen in known else AUTO),
-            gr.update(choices=sound, value=compared if compared in known else None),
+            gr.update(choices=[*sound, EQUAL], value=compared if compared in known else NONE),
         )
 
     async def ask(what: str, chosen: str) -> tuple[Any, str, tuple[str, str], str]:
@@ -252,21 +230,6 @@ def build(console: Console) -> ProfilesTab:
 
     async def hide() -> Any:
         return gr.update(visible=False)
-
-    async def show_comparison(chosen: str, compared: str | None) -> tuple[str, Any, Any]:
-        if compared is None or chosen in (AUTO, NONE):
-            return "", gr.skip(), gr.update(visible=False)
-        snapshot = console.sampler.latest.snapshot
-        config = snapshot.config if snapshot is not None else {}
-        retention, margin = float(config.get("retention", 0.5)), float(config.get("alpha", 1.0))
-        try:
-            found = await profiles.compare(chosen, compared, min(retention, 0.99), margin)
-        except AppError as error:
-            return notice(str(error), "bad"), gr.skip(), gr.update(visible=False)
-        both = [await profiles.costs(name, config, LENGTHS) for name in (chosen, compared)]
-        picture = difference_map(found["first"], found["second"]).to_json()
-        words = comparison_panel("chosen", "other", found, (both[0], both[1]))
-        return words, picture, gr.update(visible=True)
 
     async def choose_data(kind: str) -> tuple[Any, str]:
         return gr.update(visible=kind == UPLOADED), ""
@@ -305,13 +268,6 @@ def build(console: Console) -> ProfilesTab:
     access = console.access
     options: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 8, "api_visibility": "private"}
     names.change(guarded(access, refill), [choice, other], [choice, other], **options)
-    gr.on(
-        [choice.change, other.change],
-        guarded(access, show_comparison),
-        [choice, other],
-        [comparison, difference, difference_box],
-        **options,
-    )
     for button, handler in ((use, ask_use), (back, ask_back), (discard, ask_discard)):
         button.click(guarded(access, handler), choice, [confirm, question, pending, refusal], **options)
     once: dict[str, Any] = {**options, "trigger_mode": "once"}
@@ -331,4 +287,5 @@ def build(console: Console) -> ProfilesTab:
     )
     accordion.expand(guarded(access, read_log), None, [log], **options)
     shown = [start, cancel, resume, forget]
-    return ProfilesTab(console, [state, table, progress, running, names, *shown])
+    live = [state, table, progress, running, names, *shown, *comparison.live_outputs]
+    return ProfilesTab(console, comparison, live)

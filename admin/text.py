@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from time import time
+from time import gmtime, strftime, time
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -53,6 +53,11 @@ def ago_text(milliseconds: float | None) -> str:
         return "never"
     seconds = time() - milliseconds / 1000
     return "now" if seconds < 60 else f"{duration_text(seconds)} ago"
+
+
+def time_text(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
+    """A moment, given in unix seconds, with its time zone: whoever reads it may sit in another one."""
+    return strftime(f"{form} UTC", gmtime(seconds))
 
 
 def latency_text(seconds: float | None) -> str:

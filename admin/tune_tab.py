@@ -9,12 +9,12 @@ import gradio as gr
 
 from admin.access import SignedIn
 from admin.console import Console
+from admin.engine_panels import change_panel
 from admin.errors import TuneError
 from admin.guarded import Handler, guarded
 from admin.panels import doing_text, notice
 from admin.preview import preview_panel
 from admin.sliders import slider
-from admin.text import duration_text
 from admin.tuning import TuneValues, number
 
 _WARNING = (
@@ -69,14 +69,7 @@ def automatic_group(console: Console) -> int | None:
 
 def progress_panel(console: Console) -> str:
     """What the last change does or did; empty when there was none."""
-    job = console.tuning.job
-    if job is None:
-        return ""
-    if job.outcome is None:
-        doing = doing_text(console.engine.status)
-        return notice(f"Restarting the engine, {duration_text(job.elapsed)} so far: {doing}.", "info")
-    tone = "good" if job.outcome == "applied" else "bad"
-    return notice(f"{job.message} ({duration_text(job.elapsed)})", tone)
+    return change_panel(console.tuning.job, doing_text(console.engine.status))
 
 
 def build(console: Console) -> TuneTab:

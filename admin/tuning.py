@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from time import monotonic
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from admin.errors import TuneError
+from app.engine_change import SETTINGS, EngineChange, EngineChanges
 from app.engine_settings import EngineSettings
 from app.errors import AppError, EngineStartFailed
 from app.probe import probed_text
@@ -59,6 +58,11 @@ class TuneValues:
         automatic = 1 if group is None else None
         return cls.checked(config.get("retention"), group or automatic, config.get("alpha"), automatic)
 
+    def told(self) -> str:
+        """In words, for the log."""
+        group = "automatic" if self.group_size is None else self.group_size
+        return f"retention {self.retention:g}, group size {group}, safety margin {self.alpha:g}"
+
     def to_dict(self) -> dict[str, float | int]:
         """As stored under the setting ``engine`` and given to the supervisor."""
         values: dict[str, float | int] = {"retention": self.retention, "alpha": self.alpha}
@@ -78,41 +82,20 @@ class Previewer(Protocol):
     async def preview(self, **changes: float | int) -> Mapping[str, Any]: ...
 
 
-@dataclass(frozen=True)
-class TuneJob:
-    """A change of settings; ``outcome`` is ``None`` while it runs, then ``applied`` or ``failed``."""
-
-    wanted: TuneValues
-    started: float
-    outcome: str | None = None
-    message: str = ""
-    seconds: float = 0.0
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start, or until the end."""
-        return self.seconds if self.outcome else monotonic() - self.started
-
-
 class TuneService:
-    """Runs one change at a time, as a job of the app: a closed browser tab does not interrupt it."""
+    """Asks the engine about values, and has it changed."""
 
     def __init__(
-        self,
-        previewer: Callable[[], Previewer],
-        settings: EngineSettings,
-        on_change: Callable[[], None] = lambda: None,
+        self, previewer: Callable[[], Previewer], settings: EngineSettings, changes: EngineChanges
     ) -> None:
         self._previewer = previewer
         self._settings = settings
-        self._on_change = on_change
-        self._task: asyncio.Task[None] | None = None
-        self.job: TuneJob | None = None
+        self.changes = changes
 
     @property
-    def running(self) -> bool:
-        """Whether a change is being applied now."""
-        return self._task is not None and not self._task.done()
+    def job(self) -> EngineChange | None:
+        """The last change of settings."""
+        return self.changes.last(SETTINGS)
 
     async def preview(self, values: TuneValues) -> Mapping[str, Any]:
         """What the engine says the values would do; raises :class:`TuneError` with its words when refused."""
@@ -135,47 +118,22 @@ class TuneService:
                 raise TuneError(_sentence(str(error))) from error
             log.info("settings are not checked: %s", error)
 
-    async def apply(self, user_id: str, values: TuneValues) -> None:
+    async def apply(self, user_id: str, values: TuneValues) -> EngineChange:
         """Check the values with the engine, then start the change; raises :class:`TuneError` when refused."""
         await self.check(values)
-        if self.running:
-            raise TuneError("Another change is being applied. Wait until it is done.")
-        job = self.job = TuneJob(values, monotonic())
-        self._task = asyncio.create_task(self._run(user_id, job), name="tune-engine")
 
-    async def wait(self, seconds: float) -> TuneJob | None:
-        """The job after at most ``seconds``, or as soon as it has ended."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=seconds)
-        return self.job
-
-    async def stop(self) -> None:
-        """Cancel a change in progress; the app is shutting down."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _run(self, user_id: str, job: TuneJob) -> None:
-        try:
+        async def work() -> str:
             try:
-                await self._settings.tune(user_id, job.wanted.to_dict())
+                await self._settings.tune(user_id, values.to_dict())
             except EngineStartFailed as error:
-                self._finish(job, "failed", failure_text(error, self._settings.engine_ready))
-                return
-            found = probed_text(self._settings.probed)
-            self._finish(job, "applied", f"The engine is ready with the new settings.{found}")
-        except Exception as error:
-            log.exception("tuning the engine failed")
-            if not self._ended(job):
-                self._finish(job, "failed", f"The change could not be completed and is not stored: {error}")
+                said = failure_text(error, self._settings.engine_ready)
+                raise EngineStartFailed(said, rolled_back=error.rolled_back) from error
+            return f"The engine is ready with the new settings.{probed_text(self._settings.probed)}"
 
-    def _ended(self, job: TuneJob) -> bool:
-        return self.job is not job
-
-    def _finish(self, job: TuneJob, outcome: str, message: str) -> None:
-        self.job = replace(job, outcome=outcome, message=message, seconds=job.elapsed)
-        self._on_change()
+        try:
+            return self.changes.start(SETTINGS, values.told(), work)
+        except AppError as error:
+            raise TuneError(error.message) from error
 
 
 def _refused(error: Exception) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from html import escape
@@ -16,7 +15,7 @@ from admin.errors import TuneError
 from admin.guarded import guarded
 from admin.live_html import button, live_html
 from admin.panels import notice, table
-from admin.text import ago_text, count_text
+from admin.text import ago_text, count_text, time_text
 from admin.tuning import number
 from app.errors import AppError
 from app.people import IssuedLink
@@ -83,7 +82,7 @@ def links_table(links: list[LinkView]) -> str:
     body = "".join(
         f'<tr data-key="{escape(link.id)}"><td>{"Invitation" if link.kind == "invite" else "New password"}'
         f"{' of an administrator' if link.is_admin else ''}</td><td>{escape(link.note) or '–'}</td>"
-        f"<td>{escape(time.strftime('%d %b %H:%M', time.localtime(link.expires_at / 1000)))}</td>"
+        f"<td>{escape(time_text(link.expires_at / 1000))}</td>"
         f'<td class="acts">{button("revoke", escape(link.id), "Revoke")}</td></tr>'
         for link in links
     )

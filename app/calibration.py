@@ -7,23 +7,20 @@ app is back: the command keeps what it found of each sample in a file beside the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from app.background_command import BackgroundCommand
 from app.calibration_record import CalibrationRecord, CalibrationState
-from app.engine_log import EngineLog
-from app.engine_process import EngineProcess
 from app.errors import AlreadyRunning, BadRequest, Missing
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -33,35 +30,18 @@ from tangram.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-MARK = "tangram-progress "
 BUILTIN, CONVERSATIONS, UPLOADED = "builtin", "conversations", "uploaded"
 DATA = (BUILTIN, CONVERSATIONS, UPLOADED)
 MOST_UPLOADED = 64 << 20
 RETENTIONS = (0.5, 0.25)
 """Needs at these are noted by default: one file then serves both settings that the documents name."""
-NICE = 15
-GRACE_SECONDS = 8.0
-REFUSED = 2
-_SPEAKER = re.compile(r"tangram: error: ")
-
-
-class CalibrationLog(EngineLog):
-    """The command's output; its lines for programs go to `on_progress` instead."""
-
-    def __init__(self, path: Path, on_progress: Callable[[Mapping[str, Any]], None]) -> None:
-        super().__init__(path, lambda phase: None)
-        self._on_progress = on_progress
-
-    def write(self, line: str) -> None:
-        if not line.startswith(MARK):
-            super().write(line)
-            return
-        with contextlib.suppress(ValueError):
-            self._on_progress(json.loads(line.removeprefix(MARK)))
 
 
 class Calibration:
-    """One per process. `folder` has the profiles."""
+    """One per process. `folder` has the profiles.
+
+    on_done: is told of each that is complete. busy: whether something else needs the model's memory now.
+    """
 
     command: Sequence[str] = (sys.executable, "-m", "tangram", "calibrate")
 
@@ -72,7 +52,9 @@ class Calibration:
         self._store = store
         self._path = self.folder / "calibration.json"
         self.texts = settings.home / "calibration" / "texts.jsonl"
-        self._log = CalibrationLog(settings.home / "logs" / "calibration.log", self._progress)
+        self.on_done: Callable[[CalibrationRecord], Awaitable[None]] = _nothing_more
+        self.busy: Callable[[], bool] = lambda: False
+        self._process = BackgroundCommand(settings.home, "calibration", self._progress)
         self._task: asyncio.Task[None] | None = None
         self._began = 0.0
         self._new = 0
@@ -104,13 +86,13 @@ class Calibration:
 
     def log_tail(self, lines: int = 200) -> list[str]:
         """The last lines of the command's output. It names files and samples by kind, never their text."""
-        return self._log.tail(lines)
+        return self._process.log_tail(lines)
 
     # ---- commands ----------------------------------------------------------------------------
 
     async def start(self, user_id: str, options: Mapping[str, Any]) -> CalibrationRecord:
         """Begin a calibration of the served model. Raises BadRequest, AlreadyRunning, EngineNotReady."""
-        self._refuse_while_running()
+        self._refuse_beside()
         source, name = self._supervisor.model_source, self._supervisor.status.model
         checked = checked_options(source, options)
         if checked["data"] == UPLOADED and not self.texts.is_file():
@@ -130,7 +112,7 @@ class Calibration:
 
     async def resume(self, user_id: str) -> CalibrationRecord:
         """Go on with the one that was cancelled, or failed. Raises Missing, AlreadyRunning."""
-        self._refuse_while_running()
+        self._refuse_beside()
         record = self._present()
         if record.state is CalibrationState.DONE:
             raise AlreadyRunning("The calibration is complete.")
@@ -175,7 +157,7 @@ class Calibration:
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        self._log.close()
+        self._process.close()
 
     async def wait(self) -> CalibrationRecord | None:
         """Return when nothing runs."""
@@ -189,6 +171,11 @@ class Calibration:
         if self.record is not None and self.record.running:
             raise AlreadyRunning("A calibration is running. Wait until it is done, or cancel it.")
 
+    def _refuse_beside(self) -> None:
+        self._refuse_while_running()
+        if self.busy():
+            raise AlreadyRunning("Profiles are being tried. Wait until that is done, or cancel it.")
+
     def _present(self) -> CalibrationRecord:
         if self.record is None:
             raise Missing("There is no calibration.")
@@ -201,41 +188,13 @@ class Calibration:
         self._task = asyncio.create_task(self._calibrate(record), name="calibration")
 
     async def _calibrate(self, record: CalibrationRecord) -> None:
-        process = None
-        try:
-            process = await EngineProcess.start(
-                [*_gently(), *self.command, *record.words(self.folder, {UPLOADED: str(self.texts)})],
-                self._environment(),
-                self._log,
-                GRACE_SECONDS,
-            )
-            code = await process.wait()
-            await process.finish_log()
-        except OSError as error:
-            self._settle(CalibrationState.FAILED, f"It could not be started: {error.strerror or error}.")
+        words = record.words(self.folder, {UPLOADED: str(self.texts)})
+        reason = await self._process.run([*self.command, *words])
+        if reason:
+            self._settle(CalibrationState.FAILED, reason)
             return
-        finally:
-            if process is not None:
-                await asyncio.shield(process.end())
-        if code == 0:
-            self._settle(CalibrationState.DONE)
-        else:
-            self._settle(CalibrationState.FAILED, self._reason(code))
-
-    def _environment(self) -> dict[str, str]:
-        threads = max(1, (os.cpu_count() or 2) // 2)  # the engine wants some too
-        return {
-            "OMP_NUM_THREADS": str(threads),
-            **os.environ,
-            "TANGRAM_HOME": str(self._settings.home),
-            "PYTHONUNBUFFERED": "1",
-        }
-
-    def _reason(self, code: int) -> str:
-        own = [line for line in self._log.tail() if _SPEAKER.match(line)]
-        if code == REFUSED and own:
-            return _SPEAKER.sub("", own[-1], count=1)[:500]
-        return f"It ended with code {code}. {self._log.failure()}".strip()
+        self._settle(CalibrationState.DONE)
+        await self.on_done(self._present())
 
     def _progress(self, told: Mapping[str, Any]) -> None:
         record = self.record
@@ -257,6 +216,10 @@ class Calibration:
         for left in (f"{record.out}.state", f"{record.out}.state.new", f"{record.out}.state.old"):
             (self.folder / left).unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
+
+
+async def _nothing_more(record: CalibrationRecord) -> None:
+    """What follows a calibration where nobody asked for more."""
 
 
 def checked_options(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,12 +265,6 @@ def _write_private(path: Path, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
     fresh.replace(path)
-
-
-def _gently() -> list[str]:
-    """Words in front of a command that must not slow the engine down."""
-    nice = shutil.which("nice")
-    return [nice, "-n", str(NICE)] if nice else []
 
 
 def _slug(name: str) -> str:

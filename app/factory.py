@@ -17,7 +17,9 @@ from app.audit import AuditLog
 from app.backups import Backups
 from app.calibration import Calibration
 from app.control import ControlServer
+from app.engine_change import EngineChanges
 from app.engine_settings import EngineSettings
+from app.evaluation import Evaluation
 from app.fairness import FairQueue, Limits
 from app.generation import GenerationService
 from app.managed_engine import ManagedEngine
@@ -79,6 +81,9 @@ def build_services(
     counters = Metrics(supervisor, queue)
     audit, passwords = AuditLog(store, days=settings.audit_days), Passwords()
     active, tokenising, ranks = ActiveRequests(), Tokenising(), Ranks(supervisor, store)
+    changes = EngineChanges()
+    profiles = Profiles(settings, supervisor, engine_settings, store, changes)
+    calibration = Calibration(settings, supervisor, store)
     generation = GenerationService(
         store,
         supervisor,
@@ -95,8 +100,10 @@ def build_services(
         store=store,
         supervisor=supervisor,
         engine_settings=engine_settings,
-        profiles=Profiles(settings, supervisor, engine_settings, store),
-        calibration=Calibration(settings, supervisor, store),
+        changes=changes,
+        profiles=profiles,
+        calibration=calibration,
+        evaluation=Evaluation(settings, supervisor, store, profiles, calibration),
         generation=generation,
         accounts=Accounts(
             store, passwords, audit, session_days=settings.session_days, setup_key=settings.setup_key
@@ -195,7 +202,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         await control.stop()
         await services.calibration.close()
-        await services.profiles.close()
+        await services.evaluation.close()
+        await services.changes.close()
         await services.generation.close()
         await services.supervisor.stop()
         await services.database.aclose()

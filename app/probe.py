@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from app.errors import AppError
 from app.supervisor import EngineSupervisor
+from tangram.calibration.lookalikes import Fact, lookalikes
 from tangram.client import CompletionRequest
 from tangram.errors import TangramError
 
@@ -24,27 +25,34 @@ LINES = 64
 """About a thousand tokens: more than a chunk and its window, so that something is sealed."""
 ANSWER_TOKENS = 12
 TIMEOUT_SECONDS = 180.0
-_SEED = 20260606
-_PLACES = (
-    "the archive",
-    "the bakery",
-    "the cellar",
-    "the dairy",
-    "the engine room",
-    "the forge",
-    "the garage",
-    "the harbour",
+MUTE = (
+    "This model cannot answer the quick check even with everything kept (0 of {asked}), so it tells only "
+    "that the engine answers. Trying a profile in the tab Profiles compares the loss instead."
 )
+_SEED = 20260606
+SHORT_SHARE = 0.5
+"""Of the tokens that are never sealed, so many may the shorter text take that is asked about when nothing was
+found: what is kept then decides nothing."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """right: questions of ``asked`` whose answer had the number. error: why there was no answer."""
+    """right: questions of ``asked`` whose answer had the number. error: why there was no answer.
+
+    unsealed: of as many questions about a text so short that everything is kept; None where that was not
+    asked, as something was found.
+    """
 
     right: int = 0
     asked: int = 0
     seconds: float = 0.0
     error: str = ""
+    unsealed: int | None = None
+
+    @property
+    def mute(self) -> bool:
+        """Whether the model cannot answer even with everything kept: what is kept is then not told."""
+        return not self.error and self.right == 0 and self.unsealed == 0
 
     def told(self) -> str:
         """In words."""
@@ -63,8 +71,13 @@ def probed_text(found: tuple[ProbeResult | None, ProbeResult | None]) -> str:
     before, after = found
     if after is None:
         return ""
+    if after.mute:
+        return f" {MUTE.format(asked=after.asked)}"
     earlier = f", before the change {before.told()}" if before is not None else ""
-    return f" Details found in a quick check: {after.told()}{earlier}."
+    more = ""
+    if after.unsealed:
+        more = f" Of a text so short that everything is kept it finds {after.unsealed} of {after.asked}."
+    return f" Details found in a quick check: {after.told()}{earlier}.{more}"
 
 
 class Probe:
@@ -86,12 +99,34 @@ class Probe:
             return ProbeResult(seconds=took, error=f"no answer: {str(error) or 'it took too long'}")
 
     async def _ask(self, began: float) -> ProbeResult | None:
+        right = await self._right_of(LINES)
+        if right is None:
+            return None
+        unsealed = await self._right_of(await self._short()) if not right else None
+        return ProbeResult(right, QUESTIONS, time.monotonic() - began, unsealed=unsealed)
+
+    async def _short(self) -> int:
+        """How many facts stay raw, whatever the budgets; at least as many as there are questions."""
+        geometry = self._supervisor.geometry
+        if geometry is None:
+            return QUESTIONS
+        text, asked = facts(LINES)
+        raw, whole = geometry.chunk + geometry.window, len(await self._prompt(text, asked[0]))
+        return max(QUESTIONS, min(LINES, int(SHORT_SHARE * raw * LINES / whole)))
+
+    async def _prompt(self, text: str, fact: Fact) -> list[int]:
+        message = {"role": "user", "content": f"{text}\n\n{fact.question}"}
+        templating = self._supervisor.templating
+        prompt = await asyncio.to_thread(templating.render, [message], [])
+        return [*prompt, *await asyncio.to_thread(templating.text.encode, fact.lead)]
+
+    async def _right_of(self, count: int) -> int | None:
+        """Right answers about so many facts; None where the model's context is too short."""
         engine, templating = self._supervisor.client, self._supervisor.templating
-        text, questions = facts()
+        text, asked = facts(count)
         salt, names, right = secrets.token_hex(8), [], 0
-        for question, number in questions:
-            message = {"role": "user", "content": f"{text}\n\n{question} Answer with the number only."}
-            prompt = await asyncio.to_thread(templating.render, [message], [])
+        for fact in asked:
+            prompt = await self._prompt(text, fact)
             if len(prompt) + ANSWER_TOKENS > self._supervisor.status.max_model_len:
                 return None
             names.append(secrets.token_hex(12))
@@ -107,25 +142,16 @@ class Probe:
             )
             async with contextlib.aclosing(engine.stream(request)) as chunks:
                 answer = "".join([chunk.text async for chunk in chunks])
-            right += re.search(rf"\b{number}\b", answer) is not None
+            right += re.search(rf"\b{fact.code}\b", answer) is not None
         with contextlib.suppress(TangramError):
             for row in (await engine.memory()).get("sequences", []):
                 if any(name in row["id"] for name in names):
                     await engine.evict(sequence=row["id"])
-        return ProbeResult(right, len(questions), time.monotonic() - began)
+        return right
 
 
-def facts() -> tuple[str, list[tuple[str, int]]]:
-    """A text of facts that differ in little, and questions with their answers, spread over it."""
-    chance = random.Random(_SEED)
-    numbers = chance.sample(range(1000, 10000), LINES)
-    what = [(_PLACES[line % len(_PLACES)], line // len(_PLACES) + 1) for line in range(LINES)]
-    lines = [
-        f"The code of door {door} of {place} is {number}."
-        for (place, door), number in zip(what, numbers, strict=True)
-    ]
-    asked = [round((index + 0.5) * LINES / QUESTIONS) for index in range(QUESTIONS)]
-    questions = [
-        (f"What is the code of door {what[line][1]} of {what[line][0]}?", numbers[line]) for line in asked
-    ]
-    return "\n".join(lines), questions
+def facts(count: int) -> tuple[str, list[Fact]]:
+    """A text of facts that differ in little, and those that are asked about, spread over it."""
+    every = lookalikes(random.Random(_SEED), count)
+    asked = [every[round((index + 0.5) * count / QUESTIONS)] for index in range(QUESTIONS)]
+    return "\n".join(fact.sentence for fact in every), asked

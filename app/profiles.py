@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.engine_change import PROFILE, EngineChange, EngineChanges
 from app.engine_settings import AUTO, NONE, EngineSettings
-from app.errors import AlreadyRunning, AppError, BadRequest, EngineStartFailed, Missing
+from app.errors import AppError, BadRequest, Missing
 from app.probe import probed_text
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.json")
 RECORD = "calibration.json"
+RESULTS = ".evaluations"
 PATIENCE_SECONDS = 5.0
 
 
@@ -39,24 +40,8 @@ class ProfileEntry:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Activation:
-    """A change of profile. `outcome` is None while it runs, then "applied" or "failed"."""
-
-    profile: str
-    began: float
-    outcome: str | None = None
-    message: str = ""
-    seconds: float = 0.0
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start, or until the end."""
-        return self.seconds if self.outcome else time.monotonic() - self.began
-
-
 class Profiles:
-    """One per process. Changes of the engine run one at a time, as tasks of the app."""
+    """One per process."""
 
     def __init__(
         self,
@@ -64,17 +49,21 @@ class Profiles:
         supervisor: EngineSupervisor,
         engine_settings: EngineSettings,
         store: Store,
+        changes: EngineChanges,
         shipped: Path | None = None,
     ) -> None:
         self.folder = settings.profiles_dir
-        self.on_change: Callable[[], None] = lambda: None
         self._shipped = shipped or folder()
         self._supervisor = supervisor
         self._engine_settings = engine_settings
         self._store = store
+        self._changes = changes
         self._known: dict[Path, tuple[int, ProfileEntry]] = {}
-        self._task: asyncio.Task[None] | None = None
-        self.activation: Activation | None = None
+
+    @property
+    def activation(self) -> EngineChange | None:
+        """The last change of profile."""
+        return self._changes.last(PROFILE)
 
     # ---- looking -----------------------------------------------------------------------------
 
@@ -140,22 +129,22 @@ class Profiles:
 
     # ---- doing -------------------------------------------------------------------------------
 
-    async def activate(self, user_id: str, choice: str) -> Activation:
+    async def activate(self, user_id: str, choice: str) -> EngineChange:
         """Begin to restart the engine with a profile: a name, `auto` or `none`.
 
         It goes back by itself when the engine does not come up. Raises Missing, BadRequest for a profile of
         another model, AlreadyRunning while another change runs.
         """
-        self._refuse_while_running()
+        self._changes.refuse_while_running()
         if choice in (AUTO, NONE):
             return self._begin(user_id, choice, choice)
         entry = await self.entry(choice)
-        self._check(entry)
+        self.check(entry)
         return self._begin(user_id, choice, str(entry.path))
 
-    async def go_back(self, user_id: str) -> Activation:
+    async def go_back(self, user_id: str) -> EngineChange:
         """Begin to restart the engine with the choice before. Raises BadRequest, AlreadyRunning."""
-        self._refuse_while_running()
+        self._changes.refuse_while_running()
         before = await self._engine_settings.profile_before()
         if before is None:
             raise BadRequest("No other profile was in use before.")
@@ -173,28 +162,13 @@ class Profiles:
         if str(entry.path) in (await self.in_force(), await self._engine_settings.profile()):
             raise BadRequest("This profile is in use. Choose another one first.")
         await asyncio.to_thread(entry.path.unlink, missing_ok=True)
+        await asyncio.to_thread(results_path(self.folder, name).unlink, missing_ok=True)
         await self._store.add_audit(user_id, "profile.discard", {"profile": name, **_kept(entry)}, None)
-
-    async def wait(self, seconds: float | None = None) -> Activation | None:
-        """The change after at most `seconds`, or as soon as it has ended."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=seconds)
-        return self.activation
-
-    async def close(self) -> None:
-        """Cancel a change in progress; the app is shutting down."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
 
     # ---- parts -------------------------------------------------------------------------------
 
-    def _refuse_while_running(self) -> None:
-        if self._task is not None and not self._task.done():
-            raise AlreadyRunning("Another profile is being applied. Wait until it is done.")
-
-    def _check(self, entry: ProfileEntry) -> None:
+    def check(self, entry: ProfileEntry) -> None:
+        """Raise BadRequest for a profile that cannot be used, or is of another model."""
         if entry.problem:
             raise BadRequest(f"{entry.problem}.")
         geometry = self._supervisor.geometry
@@ -205,23 +179,12 @@ class Profiles:
                 f"served one has {geometry.layers} x {geometry.kv_heads}."
             )
 
-    def _begin(self, user_id: str, name: str, value: str) -> Activation:
-        started = self.activation = Activation(name, time.monotonic())
-        self._task = asyncio.create_task(self._apply(user_id, started, value), name="change profile")
-        return started
-
-    async def _apply(self, user_id: str, started: Activation, value: str) -> None:
-        outcome, message = "applied", "The engine is ready with this profile."
-        try:
+    def _begin(self, user_id: str, name: str, value: str) -> EngineChange:
+        async def work() -> str:
             await self._engine_settings.use_profile(user_id, value)
-            message += probed_text(self._engine_settings.probed)
-        except EngineStartFailed as error:
-            outcome, message = "failed", error.message
-        except Exception as error:
-            log.exception("changing the profile failed")
-            outcome, message = "failed", f"The change could not be completed and is not stored: {error}"
-        self.activation = replace(started, outcome=outcome, message=message, seconds=started.elapsed)
-        self.on_change()
+            return f"The engine is ready with this profile.{probed_text(self._engine_settings.probed)}"
+
+        return self._changes.start(PROFILE, name, work)
 
     def _list(self) -> list[ProfileEntry]:
         own = self._entries(self.folder, RECORD, shipped=False)
@@ -249,6 +212,11 @@ class Profiles:
             entry = ProfileEntry(path.name, path, shipped, {}, problem)
         self._known[path] = (changed, entry)
         return entry
+
+
+def results_path(folder: Path, name: str) -> Path:
+    """Where what was found of a profile by trying it lies, one of the release too."""
+    return folder / f"{name}{RESULTS}"
 
 
 def _kept(entry: ProfileEntry) -> dict[str, Any]:

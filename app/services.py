@@ -9,7 +9,9 @@ from app.active import ActiveRequests
 from app.audit import AuditLog
 from app.backups import Backups
 from app.calibration import Calibration
+from app.engine_change import EngineChanges
 from app.engine_settings import EngineSettings
+from app.evaluation import Evaluation
 from app.fairness import FairQueue
 from app.generation import GenerationService
 from app.metrics import Metrics
@@ -34,6 +36,7 @@ class Services:
     supervisor.restart   restarts with other settings, or goes back and raises EngineStartFailed
     supervisor.log_tail  the last lines of the engine's log, redacted
     engine_settings      what administrators decided, and the only way to change it
+    changes              runs such changes one at a time, and knows how the last ones ended
     """
 
     settings: Settings
@@ -41,8 +44,10 @@ class Services:
     store: Store
     supervisor: EngineSupervisor
     engine_settings: EngineSettings
+    changes: EngineChanges
     profiles: Profiles
     calibration: Calibration
+    evaluation: Evaluation
     generation: GenerationService
     accounts: Accounts
     metrics: Metrics

@@ -2,7 +2,7 @@
 
 ``tangram serve MODEL [any vLLM option]`` starts stock vLLM's API server with the ragged cache; options of our
 own start with ``--tangram-``. ``tangram calibrate`` makes a profile, ``tangram profile`` looks at one,
-``tangram plan`` says what fits a GPU.
+``tangram evaluate`` tries one on its model, ``tangram plan`` says what fits a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from tangram import profile_command, shipped
 from tangram.calibration import command as calibrate_command
+from tangram.calibration import evaluate_command
 from tangram.config import HELP, KEY, TangramConfig
 from tangram.errors import ConfigError, TangramError, Unreachable
 from tangram.host import cpu_cache_bytes, cpu_threads, memory_nodes
@@ -76,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
     calibrate_command.add_to(commands)
     profile_command.add_to(commands)
+    evaluate_command.add_to(commands)
     plan_command.add_to(commands)
     return parser
 

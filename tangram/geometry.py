@@ -80,6 +80,16 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def that_fit(pool: int, running: int, idle: int) -> int:
+    """How many conversations of one length a pool holds, one of them being answered and the others idle.
+
+    Args:
+        pool, running, idle: bytes, or pages; ``idle`` is 0 of one too short to be resumed, which counts as
+            running.
+    """
+    return max(0, (pool - running) // (idle or running) + 1)
+
+
 @dataclass(frozen=True)
 class Tier:
     """Heads that share page tables.

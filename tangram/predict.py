@@ -14,7 +14,7 @@ from typing import Any
 
 from tangram.balance import balance
 from tangram.config import TangramConfig
-from tangram.geometry import Geometry
+from tangram.geometry import Geometry, that_fit
 from tangram.profile import ModelShape, Profile, build_geometry, in_force
 from tangram.profile_file import Matrix
 
@@ -69,8 +69,8 @@ class AtLength:
 
     def within(self, *pool_bytes: int) -> AtLength:
         """The same, with how many fit pools of these sizes."""
-        beside = [(pool - self.bytes) // (self.idle_bytes or self.bytes) for pool in pool_bytes]
-        return replace(self, conversations=sum(max(0, others + 1) for others in beside))
+        fit = (that_fit(pool, self.bytes, self.idle_bytes) for pool in pool_bytes)
+        return replace(self, conversations=sum(fit))
 
 
 @dataclass(frozen=True)

@@ -66,14 +66,8 @@ def diff(arguments: argparse.Namespace) -> int:
     """Print how two profiles differ."""
     from tangram.profile_text import diff as text
 
-    first, second = load_profile_file(arguments.file), load_profile_file(arguments.other)
-    sizes = [(len(one.mean), len(one.mean[0])) for one in (first, second)]
-    if sizes[0] != sizes[1]:
-        raise ProfileError(
-            f"{arguments.file} has {sizes[0][0]} layers x {sizes[0][1]} KV heads, {arguments.other} has "
-            f"{sizes[1][0]} x {sizes[1][1]}: they cannot be compared"
-        )
-    print("\n".join(text(first, second, _config(arguments, first))))
+    config = _config(arguments, load_profile_file(arguments.file))
+    print("\n".join(text(arguments.file, arguments.other, config)))
     return 0
 
 
@@ -106,7 +100,7 @@ def weaknesses(profile: Profile, known: Calibration) -> list[str]:
         notes.append(f"the heads' ranks in two halves of the samples agree by {agreement:.2f} only")
     covered = coverage(needs, alpha, profile.floor)
     if covered < COVERED:
-        notes.append(f"alpha {alpha:g} covers {covered:.0%} of the samples' needs")
+        notes.append(f"alpha {alpha:g} covers {covered:.0%} of the samples' needs, before scaling")
     return notes
 
 

@@ -70,17 +70,18 @@ def advice(path: Path) -> dict[str, Any]:
     }
 
 
-def compare(first: Path, second: Path, retention: float, alpha: float) -> dict[str, Any]:
+def compare(first: str | Path, second: str | Path, retention: float, alpha: float) -> dict[str, Any]:
     """How the budgets of two profiles differ at these settings.
 
     Raises:
         ProfileError: one cannot be used, or they are of models of different shapes.
     """
     a, b = (load_profile_file(path) for path in (first, second))
+    names = (Path(first).name, Path(second).name)
     sizes = [(len(one.mean), len(one.mean[0])) for one in (a, b)]
     if sizes[0] != sizes[1]:
         raise ProfileError(
-            f"{first.name} has {sizes[0][0]} layers x {sizes[0][1]} KV heads, {second.name} has "
+            f"{names[0]} has {sizes[0][0]} layers x {sizes[0][1]} KV heads, {names[1]} has "
             f"{sizes[1][0]} x {sizes[1][1]}: they cannot be compared"
         )
     ours, theirs = (one.budgets(retention, alpha) for one in (a, b))
@@ -91,10 +92,11 @@ def compare(first: Path, second: Path, retention: float, alpha: float) -> dict[s
     ]
     apart = [abs(pair["first"] - pair["second"]) for pair in pairs]
     largest = sorted(range(len(pairs)), key=lambda place: -apart[place])[:MOST_DIFFERENT]
+    a, b = a.at(retention), b.at(retention)
     return {
         "retention": retention,
         "alpha": alpha,
-        "rank_correlation": rank_correlation(a.at(retention).mean, b.at(retention).mean),
+        "rank_correlation": rank_correlation(a.mean, b.mean),
         "mean_difference": sum(apart) / len(apart),
         "largest_difference": max(apart),
         "heads": [pairs[place] for place in largest],
@@ -122,7 +124,9 @@ def _differences(a: Profile, b: Profile) -> dict[str, list[Any]]:
     if a.calibration is None or b.calibration is None:
         return {}
     ours, theirs = (
-        known.settings | {"model": known.model.name, "samples": known.samples, "created": known.created}
+        {"model": known.model.name, "weights": known.model.weights_hash, "samples": known.samples}
+        | {"samples_hash": known.samples_hash[:12], "created": known.created}
+        | known.settings
         for known in (a.calibration, b.calibration)
     )
     return {name: [ours.get(name), theirs.get(name)] for name in ours if ours.get(name) != theirs.get(name)}

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from tangram.advice import Grouping, Margin, advised_margin, groupings, knee, margins, needs_of, shape_of
-from tangram.calibration.statistics import LEAST_LEFT_OUT, between_samples, rank_correlation, split_half
+from tangram.calibration.statistics import LEAST_LEFT_OUT, between_samples, split_half
 from tangram.config import TangramConfig
 from tangram.drift import KeyReference
 from tangram.predict import predict
 from tangram.profile import Profile
 from tangram.profile_file import Calibration
+from tangram.profile_summary import compare
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 LENGTHS = (4096, 32768, 131072)
-MOST_DIFFERENT = 10
 Table = Sequence[Sequence[float]]
 
 
@@ -159,38 +159,28 @@ def _advice(profile: Profile, known: Calibration, sizes: list[Grouping]) -> list
     return [f"Advice: {first}", f"Advice: {second} against row width ({group.row_width})."]
 
 
-def diff(a: Profile, b: Profile, config: TangramConfig) -> list[str]:
-    """How two profiles of heads in the same arrangement differ."""
-    a, b = (one.at(config.retention) for one in (a, b))
-    ours, theirs = (one.budgets(config.retention, config.alpha) for one in (a, b))
-    pairs = [
-        (abs(x - y), layer, head, x, y)
-        for layer, rows in enumerate(zip(ours, theirs, strict=True))
-        for head, (x, y) in enumerate(zip(*rows, strict=True))
-    ]
-    lines = [f"A  {a.source}", f"B  {b.source}", *_differences(a, b)]
-    mean, largest = _mean([pair[0] for pair in pairs]), max(pairs)[0]
+def diff(first: str, second: str, config: TangramConfig) -> list[str]:
+    """How two profiles of heads in the same arrangement differ.
+
+    Args:
+        first, second: their files.
+
+    Raises:
+        ProfileError: one cannot be used, or they are of models of different shapes.
+    """
+    found = compare(first, second, config.retention, config.alpha)
+    made = found["made_differently"].items()
+    mean, largest = found["mean_difference"], found["largest_difference"]
     setting = f"retention {config.retention:g}, alpha {config.alpha:g}"
-    lines += [
-        f"Needs agree in rank by {rank_correlation(a.mean, b.mean):.3f} (Spearman).",
+    return [
+        f"A  {first}",
+        f"B  {second}",
+        *(f"{name}: {ours} in A, {theirs} in B" for name, (ours, theirs) in made),
+        f"Needs agree in rank by {found['rank_correlation']:.3f} (Spearman).",
         f"Budgets at {setting} differ by {mean:.3f} on average, {largest:.3f} at most.",
         "layer  head      A      B",
-    ]
-    most = sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2]))[:MOST_DIFFERENT]
-    return lines + [f"{layer:>5}  {head:>4}  {x:.3f}  {y:.3f}" for _, layer, head, x, y in most]
-
-
-def _differences(a: Profile, b: Profile) -> list[str]:
-    if a.calibration is None or b.calibration is None:
-        return []
-    ours, theirs = (
-        {"model": known.model.name, "weights": known.model.weights_hash, "samples": known.samples}
-        | {"samples_hash": known.samples_hash[:12]}
-        | known.settings
-        for known in (a.calibration, b.calibration)
-    )
-    return [
-        f"{name}: {ours[name]} in A, {theirs.get(name)} in B"
-        for name in ours
-        if ours[name] != theirs.get(name)
+        *(
+            f"{one['layer']:>5}  {one['head']:>4}  {one['first']:.3f}  {one['second']:.3f}"
+            for one in found["heads"]
+        ),
     ]

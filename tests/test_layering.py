@@ -12,7 +12,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("app", "admin", "db", "tangram", "kernels")
 CLIENT_SIDE = {"tangram", "tangram.client", "tangram.errors", "tangram.geometry"}
 CLIENT_SIDE |= {"tangram.config", "tangram.plan.cards", "tangram.plan.facts", "tangram.plan.sizing"}
-CLIENT_SIDE |= {"tangram.calibration.settings", "tangram.host", "tangram.profile_summary", "tangram.shipped"}
+CLIENT_SIDE |= {
+    "tangram.calibration.settings",
+    "tangram.calibration.verdict",
+    "tangram.calibration.lookalikes",
+    "tangram.host",
+    "tangram.profile_summary",
+    "tangram.shipped",
+}
 
 
 def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:

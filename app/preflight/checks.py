@@ -158,7 +158,8 @@ def _longest_fits(
         return None
     fit = length_that_fits(facts, config, pool, plan.max_model_len)
     advice = (
-        f"add --max-model-len {fit} to TANGRAM_ENGINE_ARGS, or lower TANGRAM_RETENTION"
+        f"add --max-model-len {fit} to TANGRAM_ENGINE_ARGS, or lower the retention (in the console, whose "
+        "word wins, or TANGRAM_RETENTION)"
         if fit
         else "choose a smaller model with MODEL"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from app.preflight import checks
 from app.preflight.probes import Gpu, Host, HubAnswer
 from app.preflight.problems import PreflightFailed, Problem
+from app.preflight.stored import tuned
 from app.settings import Settings
 from tangram.config import TangramConfig
 from tangram.errors import TangramError
@@ -40,7 +41,8 @@ def prepare(
     host: Host | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """The settings to start with. Raises PreflightFailed; with `preflight` "warn" problems are only said."""
+    """The settings to start with; the cache's are those that the console stored, else the
+    environment's. Raises PreflightFailed; with `preflight` "warn" problems are only said."""
     host = host or Host()
     if settings.preflight == "off":
         return settings
@@ -94,7 +96,7 @@ def _for_gpu(
     if not gpu.total or not settings.model:  # the card shares the host's memory: vLLM measures what there is
         return settings, problems, hub
     facts = None if hub and hub.state in ("gated", "missing") else _facts(settings.model, ranks)
-    config = _config(environment)
+    config = _config(settings, environment)
     if facts and config and not asked.kv_cache_memory_bytes and _length_is_clear(asked.max_model_len):
         length = int(asked.max_model_len) if asked.max_model_len else None
         problems.append(checks.memory_suffices(gpu, facts, config, length, utilisation))
@@ -111,7 +113,7 @@ def _memory_of_host(
         return None
     if (hub and hub.state != "ok") or (given and not given.isdigit()):
         return None
-    facts, config = _facts(settings.model), _config(environment)
+    facts, config = _facts(settings.model), _config(settings, environment)
     if facts is None or config is None:
         return None
     available, cache = host.memory()
@@ -178,7 +180,7 @@ def _choose(
         say(f"no MODEL is set and the hub cannot be reached for {model}: serving the small bundled model")
         return settings, problems
     facts = _facts(model, _engine_options(settings.engine_args).tensor_parallel_size)
-    config = _config(environment)
+    config = _config(settings, environment)
     if facts is None or config is None:
         return settings, problems
     words = ""
@@ -198,9 +200,9 @@ def _facts(model: str, ranks: int = 1) -> ModelFacts | None:
         return None  # the engine will say what is wrong with it
 
 
-def _config(environment: Mapping[str, str]) -> TangramConfig | None:
+def _config(settings: Settings, environment: Mapping[str, str]) -> TangramConfig | None:
     try:
-        return TangramConfig.from_sources({"profile": "none"}, environment)
+        return TangramConfig.from_sources({**tuned(settings.database_path), "profile": "none"}, environment)
     except TangramError:
         return None
 

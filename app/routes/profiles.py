@@ -10,8 +10,9 @@ from pydantic import Field
 
 from app.calibration import RETENTIONS
 from app.calibration_record import CalibrationRecord
+from app.engine_change import EngineChange
 from app.errors import Missing
-from app.profiles import Activation, ProfileEntry
+from app.profiles import ProfileEntry
 from app.routes.deps import Admin, ServicesDep
 from app.routes.json_body import JsonBody
 
@@ -34,6 +35,12 @@ class NewCalibration(JsonBody):
 
 class Choice(JsonBody):
     profile: str = Field(min_length=1, max_length=300)
+
+
+class NewEvaluation(Choice):
+    """other: a profile, or `none`; by default what the engine runs with."""
+
+    other: str | None = Field(default=None, min_length=1, max_length=300)
 
 
 @router.get("/profiles")
@@ -69,6 +76,12 @@ async def compare_profiles(
 ) -> dict[str, Any]:
     """How the budgets of two profiles differ."""
     return await services.profiles.compare(name, other, retention, alpha)
+
+
+@router.get("/profiles/{name}/evaluations")
+async def get_evaluations(name: str, admin: Admin, services: ServicesDep) -> dict[str, Any]:
+    """What was found when the profile was tried, by the name of the other one."""
+    return await services.evaluation.results(name)
 
 
 @router.delete("/profiles/{name}", status_code=204)
@@ -122,6 +135,25 @@ async def discard_calibration(admin: Admin, services: ServicesDep) -> Response:
     return Response(status_code=204)
 
 
+@router.get("/evaluation")
+async def get_evaluation(admin: Admin, services: ServicesDep) -> dict[str, Any]:
+    """How far the last evaluation is, or how it ended."""
+    if services.evaluation.record is None:
+        raise Missing("No profile was tried since the app started.")
+    return asdict(services.evaluation.record)
+
+
+@router.post("/evaluation", status_code=202)
+async def start_evaluation(body: NewEvaluation, admin: Admin, services: ServicesDep) -> dict[str, Any]:
+    """Begin to try a profile against another one, beside the engine."""
+    return asdict(await services.evaluation.start(admin.id, body.profile, body.other))
+
+
+@router.post("/evaluation/cancel")
+async def cancel_evaluation(admin: Admin, services: ServicesDep) -> dict[str, Any]:
+    return asdict(await services.evaluation.cancel(admin.id))
+
+
 def _entry_json(entry: ProfileEntry, in_force: str | None) -> dict[str, Any]:
     return {
         "name": entry.name,
@@ -132,11 +164,11 @@ def _entry_json(entry: ProfileEntry, in_force: str | None) -> dict[str, Any]:
     }
 
 
-def _activation_json(activation: Activation | None) -> dict[str, Any] | None:
+def _activation_json(activation: EngineChange | None) -> dict[str, Any] | None:
     if activation is None:
         return None
     return {
-        "profile": activation.profile,
+        "profile": activation.to,
         "outcome": activation.outcome,
         "message": activation.message,
         "seconds": round(activation.elapsed, 1),

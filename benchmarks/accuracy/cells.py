@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.accuracy.answers import Row
-from benchmarks.accuracy.scoring import interval_of_mean, wilson
+from benchmarks.accuracy.scoring import wilson
+from tangram.calibration.statistics import interval_of_mean
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Condition:
     """One row of the tables.
 
     Attributes:
-        runs: ``engine``: the real one; ``replay``: offline, by :mod:`benchmarks.accuracy.replay`;
+        runs: ``engine``: the real one; ``replay``: offline, by :mod:`tangram.calibration.replay`;
         ``kvpress``. budgets: full, profile, uniform, shuffled (the profile's heads permuted), dynamic
         (found per input
             by the scorer's own scores), or own (a profile calibrated with the scorer itself as the oracle).

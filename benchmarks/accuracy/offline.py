@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import peer, replay
+from benchmarks.accuracy import peer
 from benchmarks.accuracy.answers import Answered, Read
 from benchmarks.accuracy.chat import Conversation, Template
 from benchmarks.accuracy.engine import settings
 from benchmarks.accuracy.loss import LossSample
 from tangram.advice import shape_of
+from tangram.calibration.model import load_whole
+from tangram.calibration.replay import Replay
 from tangram.profile import build_geometry
 from tangram.profile_file import DEFAULT_FLOOR
 
@@ -24,13 +26,13 @@ class Replayed:
     def __init__(self, job: dict[str, Any], template: Template, decode: Decode) -> None:
         self.template, self.decode = template, decode
         self.config = settings(job["condition"], job["profiles"], Path(job["folder"]))
-        self.reader, self.head = replay.load(job["model"], job["device"], job["dtype"])
+        self.reader, self.head = load_whole(job["model"], job["device"], job["dtype"])
         self.geometry = build_geometry(self.config, shape_of(self.reader.identity))
         self.dynamic = job["condition"]["budgets"] == "dynamic"
 
-    def new(self, capacity: int) -> replay.Replay:
+    def new(self, capacity: int) -> Replay:
         """An empty cache for so many tokens."""
-        return replay.Replay(
+        return Replay(
             self.reader, self.head, self.config, self.geometry, capacity, self.dynamic, DEFAULT_FLOOR
         )
 

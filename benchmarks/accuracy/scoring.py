@@ -7,9 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from benchmarks.accuracy.chat import Question
-
-Z = 1.959964
-"""Of a 95% interval."""
+from tangram.calibration.statistics import Z
 
 
 def _numbers(answer: str) -> list[str]:
@@ -72,13 +70,3 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     centre = (share + square / 2) / (1 + square)
     half = Z * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def interval_of_mean(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and a 95% interval of it by the normal distribution; infinitely wide for one value."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, -math.inf, math.inf
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    half = Z * math.sqrt(variance / len(values))
-    return mean, mean - half, mean + half

@@ -34,6 +34,9 @@ class Watcher(Protocol):
     def see_weights(self, layer: int, head: int, weights: torch.Tensor) -> None:
         """Attention weights of a block of queries of one KV head, float32 [group, queries, keys]."""
 
+    def held(self, layer: int, keys: int) -> torch.Tensor | None:
+        """Which of so many keys each KV head still has, bool [kv_heads, keys]; None for all of them."""
+
 
 _watcher: Watcher | None = None
 
@@ -86,11 +89,14 @@ def attend(
     watching = _watcher
     if watching is not None:
         watching.see_queries(layer, query[0], scale, key.shape[1])
+    held = None if watching is None else watching.held(layer, key.shape[2])
     if (watching is not None and watching.wants_weights) or softcap is not None or s_aux is not None:
         see = watching if watching is not None and watching.wants_weights else None
-        out = _explicit(query[0], key[0], value[0], scale, sliding_window, softcap, s_aux, layer, see)
+        out = _explicit(query[0], key[0], value[0], scale, sliding_window, softcap, s_aux, layer, see, held)
         return out.transpose(0, 1).unsqueeze(0).contiguous(), None
     visible = _visible(query.shape[2], key.shape[2], sliding_window, query.device)
+    if held is not None:
+        visible = (visible & held[:, None]).repeat_interleave(query.shape[1] // key.shape[1], dim=0)[None]
     # One key a query head: with a mask and shared keys a GPU would fall back to whole matrices of weights.
     keys, values = (_repeated(part, query.shape[1]) for part in (key, value))
     out = scaled_dot_product_attention(query, keys, values, attn_mask=visible, scale=scale)
@@ -121,6 +127,7 @@ def _explicit(
     sinks: torch.Tensor | None,
     layer: int,
     watcher: Watcher | None,
+    held: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[query_heads, queries, head_size], by blocks of queries of one KV head whose weights are shown."""
     kv_heads, keys, head_size = key.shape
@@ -138,7 +145,8 @@ def _explicit(
             logits *= scale
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
-            logits.masked_fill_(~visible[part], -torch.inf)
+            seen = visible[part] if held is None else visible[part] & held[head]
+            logits.masked_fill_(~seen, -torch.inf)
             if sinks is not None:
                 column = sinks.float().view(kv_heads, group, 1, 1)[head].expand(-1, logits.shape[1], 1)
                 logits = torch.cat([logits, column], dim=-1)

@@ -133,13 +133,13 @@ def _run(arguments: argparse.Namespace) -> int:
         raise TangramError(sentence) from None
     out: Path = arguments.out
     try:
-        with _ended_gently():
+        with ended_gently():
             tell = _tell_programs if arguments.progress == "json" else _teller()
-            profile = calibrate(settings, out, tell, _say)
+            profile = calibrate(settings, out, tell, say)
     except KeyboardInterrupt:
         state = state_path(out)
         kept = f"; what was found is in {state}, and the same command goes on" if state.exists() else ""
-        _say(f"stopped{kept}")
+        say(f"stopped{kept}")
         return INTERRUPTED
     spread = sum(map(sum, profile.std)) / sum(map(len, profile.std))
     print(f"{out}: {len(profile.mean)} layers x {len(profile.mean[0])} KV heads, mean spread {spread:.3f}")
@@ -157,7 +157,7 @@ def _shares(text: str) -> list[float]:
 
 
 @contextmanager
-def _ended_gently() -> Iterator[None]:
+def ended_gently() -> Iterator[None]:
     """SIGTERM ends it as Ctrl-C does: it says what was kept."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -174,7 +174,7 @@ def _tell_programs(progress: Progress) -> None:
     print(f"{MARK}{json.dumps(about)}", file=sys.stderr, flush=True)
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
     print(f"tangram: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -194,7 +194,7 @@ def _teller() -> Callable[[Progress], None]:
                 bar.close()
             return
         elapsed = time.monotonic() - began
-        _say(f"sample {progress.done} of {progress.total} ({progress.kind}), {elapsed:.0f} s since the start")
+        say(f"sample {progress.done} of {progress.total} ({progress.kind}), {elapsed:.0f} s since the start")
 
     return tell
 

@@ -83,7 +83,27 @@ def branch(cache: Any) -> Any:
     return other
 
 
+class OutputLayer:
+    """From states [tokens, hidden_size] to logits [tokens, vocabulary], bent and scaled as the model does."""
+
+    def __init__(self, head: Any, text_config: Any) -> None:
+        self._head = head
+        self._cap = getattr(text_config, "final_logit_softcapping", None)
+        self._scale = (getattr(text_config, "logit_scale", None) or 1.0) / (
+            getattr(text_config, "logits_scaling", None) or 1.0
+        )
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._head(states) * self._scale
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
+
 def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
+    """:func:`load_whole` without the output layer."""
+    return _load(model, device, dtype)[0]
+
+
+def load_whole(model: str, device: str = "auto", dtype: str = "auto") -> tuple[Reader, OutputLayer]:
     """Load a model and its tokenizer.
 
     Args:
@@ -95,6 +115,11 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
         ConfigError: it cannot be found or read.
         UnsupportedError: it is of a kind that cannot be calibrated.
     """
+    reader, head = _load(model, device, dtype)
+    return reader, OutputLayer(head.to(reader.device), reader.text_config)
+
+
+def _load(model: str, device: str, dtype: str) -> tuple[Reader, Any]:
     model = local_path(model)
     check_reachable(model, None)
     where = torch.device(_device(device))
@@ -105,8 +130,10 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
     kind = {"auto": torch.float32 if where.type == "cpu" else stored}.get(dtype)
     identity, kinds = _identify(model, config, tokenizer, stored)
     with _quiet():
-        decoder = _load_decoder(model, config, getattr(torch, dtype) if kind is None else kind)
-    return Reader(decoder.to(where).eval(), tokenizer, text_config, identity, kinds, where)
+        whole = _load_model(model, config, getattr(torch, dtype) if kind is None else kind)
+    decoder = whole.eval().get_decoder().to(where)
+    reader = Reader(decoder, tokenizer, text_config, identity, kinds, where)
+    return reader, whole.get_output_embeddings()
 
 
 def _device(asked: str) -> str:
@@ -126,16 +153,15 @@ def _configuration(model: str) -> tuple[Any, Any]:
         raise ConfigError("MODEL", f"{model} cannot be read: {_line(error)}") from None
 
 
-def _load_decoder(model: str, config: Any, dtype: torch.dtype) -> Any:
+def _load_model(model: str, config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        whole = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             model, config=config, dtype=dtype, attn_implementation=NAME
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ConfigError("MODEL", f"{model} cannot be loaded: {_line(error)}") from None
-    return whole.get_decoder()
 
 
 def _identify(

@@ -48,6 +48,9 @@ class LargestWeight:
             worth = self.scores[self._rows[layer], head]
             torch.maximum(worth, weights[..., : worth.shape[0]].amax(dim=(0, 1)), out=worth)
 
+    def held(self, layer: int, keys: int) -> None:
+        """All of them."""
+
 
 class LastQueries:
     """The last ``width`` queries of every layer that is calibrated."""
@@ -69,6 +72,9 @@ class LastQueries:
 
     def see_weights(self, layer: int, head: int, weights: torch.Tensor) -> None:
         """Is never called."""
+
+    def held(self, layer: int, keys: int) -> None:
+        """All of them."""
 
 
 def largest_weights(

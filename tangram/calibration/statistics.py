@@ -5,6 +5,8 @@ Without torch: a profile is looked at in a fraction of a second.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +21,8 @@ DECIMALS = 5
 COVERED = 0.95
 """The share of needs that an advised alpha covers."""
 ALPHAS = tuple(step / 20 for step in range(101))
+Z = 1.959964
+"""Of a 95% interval."""
 LEAST_LEFT_OUT = 3
 """With fewer samples none is left out: no deviation can be computed from the others."""
 
@@ -87,3 +91,21 @@ def between_samples(needs: Needs) -> tuple[float, float] | None:
     """Mean and least rank correlation of the heads' needs over all pairs of samples; None of one sample."""
     found = [rank_correlation(a, b) for a, b in combinations(needs, 2)]
     return (float(np.mean(found)), min(found)) if found else None
+
+
+def interval_of_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and a 95% interval of it by the normal distribution; infinitely wide for one value."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, -math.inf, math.inf
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    half = Z * math.sqrt(variance / len(values))
+    return mean, mean - half, mean + half
+
+
+def sign_test(first_only: int, second_only: int) -> float:
+    """How likely so uneven a split is by chance, of questions that one of two answered and the other did not:
+    two-sided, exact (McNemar's)."""
+    count = first_only + second_only
+    tail = sum(math.comb(count, few) for few in range(min(first_only, second_only) + 1))
+    return min(1.0, 2 * tail / 2**count)

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 
 from admin.access import Access
 from admin.console import Console
-from admin.engine_jobs import EngineJobs
 from admin.mount import mount, mount_console
 from admin.owners import Owners
 from admin.render import Renderer
@@ -23,6 +22,7 @@ from admin.sampler import Sampler
 from admin.tuning import TuneService
 from admin.watch import Watch
 from app.calibration import Calibration
+from app.engine_change import EngineChanges
 from app.engine_settings import EngineSettings
 from app.factory import build_services, create_app
 from app.profiles import Profiles
@@ -71,10 +71,12 @@ async def bench(engine: Engine, supervisor: Supervisor, keeper: Keeper) -> Async
 
     sampler = Sampler(supervisor.reader)
     decided = EngineSettings(keeper, supervisor)
-    tuning = TuneService(supervisor.reader, decided, sampler.poke)
+    changes = EngineChanges()
+    changes.on_change = sampler.poke
+    tuning = TuneService(supervisor.reader, decided, changes)
     settings = supervisor.settings
     settings.make_folders()
-    profiles = Profiles(settings, supervisor, decided, keeper)
+    profiles = Profiles(settings, supervisor, decided, keeper, changes)
     calibration = Calibration(settings, supervisor, keeper)
     services = build_services(settings, supervisor=supervisor)
     services.database.migrate()
@@ -90,14 +92,13 @@ async def bench(engine: Engine, supervisor: Supervisor, keeper: Keeper) -> Async
         services=services,
         owners=owners,
         watch=Watch(services, sampler, owners),
-        jobs=EngineJobs(sampler.poke),
+        changes=changes,
     )
     made = Bench(console, app, engine, supervisor, keeper, Person("1", True))
     mount_console(app, console)
     yield made
     await calibration.close()
-    await profiles.close()
-    await tuning.stop()
+    await changes.close()
     await services.database.aclose()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from admin import figures
+from tangram.calibration.verdict import FORMAT, VERSION, Figures, difference, file_hash
+from tangram.shipped import folder as shipped_folder
 from tests.admin.browser import AdminPage
 from tests.ui.support import DESKTOP, PHONE, ROOT, Product, chromium, fetch, product
 
@@ -139,14 +142,94 @@ def test_choosing_a_profile_and_going_back(browser: Browser, served: Product) ->
         expect(page.locator("#profile-table .tag.used")).to_have_count(1)
         expect(page.locator("#profile-confirm")).to_be_hidden()
         page.locator("#profile-other input").click()
-        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
-        expect(page.locator("#profile-comparison")).to_contain_text("agrees by 1.00")
+        page.get_by_role("option", name="Qwen2.5-Coder-0.5B").click()
+        expect(page.locator("#profile-comparison")).to_contain_text("they cannot be compared")
         page.locator("#profile-back").click()
         page.locator("#profile-sure").click()
         expect(page.locator("#profile-table .tag.used")).to_have_count(0, timeout=60_000)
         page.locator("#profile-discard").click()
         page.locator("#profile-sure").click()
         expect(page.locator("#profile-refusal")).to_contain_text("of the release cannot be deleted")
+        assert not admin.problems
+
+
+def test_trying_a_profile_beside_the_engine(browser: Browser, served: Product) -> None:
+    with AdminPage(browser, served.url) as admin:
+        admin.tab("Profiles")
+        page = admin.page
+        page.wait_for_timeout(1500)  # the choices are filled
+        page.locator("#profile-choice input").click()
+        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
+        expect(page.locator("#evaluation-cancel")).to_be_hidden()
+        page.locator("#evaluation-start").click()
+        expect(page.locator("#evaluation-progress")).to_contain_text("against equal budgets")
+        expect(page.locator("#evaluation-start")).to_be_disabled()
+        page.locator("#evaluation-cancel").click()
+        expect(page.locator("#evaluation-progress")).to_contain_text("was cancelled", timeout=30_000)
+        expect(page.locator("#evaluation-start")).to_be_enabled()
+        result = made_result(served.home / "profiles", "smollm2-135m-instruct.json")
+        page.reload()
+        admin.tab("Profiles")
+        page.wait_for_timeout(1500)
+        page.locator("#profile-choice input").click()
+        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
+        shown = page.locator("#evaluation-result")
+        expect(shown.locator("tr", has_text="Right answers")).to_contain_text(f"{result['right']} of 24")
+        expect(shown).to_contain_text("No difference can be told from 24 answers.")
+        expect(shown).to_contain_text("2026-11-30 12:17 UTC")
+        assert fetch(f"{served.url}/health/ready")[0] == 200
+        assert not admin.problems
+
+
+def made_result(folder: Path, name: str) -> dict[str, int]:
+    """What `tangram evaluate` would have left of a profile of the release against equal budgets."""
+    first = Figures((True,) * 6 + (False,) * 18, (4.4,) * 24, (1.5, 1.6))
+    second = Figures((True,) + (False,) * 23, (10.0,) * 24, (2.4, 2.5))
+    whole = Figures((True,) * 12 + (False,) * 12, (2.6,) * 24, (1.4, 1.5))
+    found = {
+        "format": FORMAT,
+        "version": VERSION,
+        "created": "2026-11-30T12:17:33+00:00",
+        "model": {"name": "SmolLM2-135M-Instruct"},
+        "settings": {"retention": 0.25, "alpha": 1.0},
+        "dtype": "float32",
+        "seconds": 188.0,
+        "probe": {"passages": 4, "tokens": 1344},
+        "everything": whole.to_dict(),
+        "profiles": [
+            {"profile": name, "file_hash": file_hash(shipped_folder() / name)} | first.to_dict(),
+            {"profile": "none", "file_hash": None} | second.to_dict(),
+        ],
+        "difference": difference(first, second),
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.evaluations").write_text(json.dumps({"none": found}))
+    return first.to_dict()
+
+
+def test_texts_are_uploaded_through_the_page(browser: Browser, served: Product, tmp_path: Path) -> None:
+    good, bad = tmp_path / "texts.jsonl", tmp_path / "bad.jsonl"
+    good.write_text('{"text": "One text."}\n{"text": "Another one."}\n')
+    bad.write_text('{"text": "One text."}\n{"word": "Another one."}\n')
+    with AdminPage(browser, served.url) as admin:
+        admin.tab("Profiles")
+        page = admin.page
+        told = page.locator("#calibration-uploaded")
+        chosen = page.locator("#calibration-upload input[type=file]")
+        page.get_by_label("An uploaded file").check()
+        page.locator("#calibration-start").click()
+        expect(page.locator("#calibration-refusal")).to_contain_text("No texts were uploaded yet.")
+        chosen.set_input_files(good)
+        expect(told).to_contain_text("2 texts are ready to be read.")
+        kept = served.home / "calibration" / "texts.jsonl"
+        assert kept.read_bytes() == good.read_bytes()
+        assert kept.stat().st_mode & 0o777 == 0o600
+        page.locator("#calibration-upload").get_by_label("Clear").first.click()
+        chosen.set_input_files(bad)
+        expect(told).to_contain_text("Line 2 is no object with a `text`.")
+        assert kept.read_bytes() == good.read_bytes(), "what was there stays"
+        admin.tab("Audit")
+        expect(page.locator("#audit")).to_contain_text("calibration.texts")
         assert not admin.problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Any
@@ -18,6 +19,9 @@ from app.backups import Backup, Drill
 from app.errors import BadRequest
 from app.preflight.probes import Gpu, Host
 from db.views import AuditView, LinkView, PersonView, QuotaView
+from tangram.config import TangramConfig
+from tangram.predict import predict
+from tangram.profile import ModelShape, build_geometry
 from tests.admin.conftest import Installed
 from tests.admin.test_page import Viewer, sampled
 
@@ -27,20 +31,29 @@ STATUS: dict[str, Any] = {
     "kernels": "native",
     "profile": "p.json",
     "pool": {"total_pages": 1000},
-    "geometry": {"row_width": 100},
+    "config": {"retention": 0.25},
     "model": {"max_model_len": 8192},
 }
+SHAPE = ModelShape("m", 4, 2, 64, 2, "bfloat16", 8192)
+GEOMETRY = build_geometry(TangramConfig(retention=0.25), SHAPE)
 
 
 def test_findings_tell_what_to_change() -> None:
-    assert [one.tone for one in findings(STATUS)] == ["info"]
-    bad = findings({**STATUS, "kernels": "reference", "profile": "uniform", "geometry": {"row_width": 400}})
+    (room,) = findings(STATUS | {"pool": {"total_pages": 5000}}, GEOMETRY)
+    assert room.tone == "info"
+    told = predict(TangramConfig(retention=0.25), SHAPE).within(5000 * GEOMETRY.page_bytes).at[-1]
+    assert f"room for {told.conversations} conversations" in room.text, "as the tab Tune says"
+    assert "retention 25%" in room.text
+    few = GEOMETRY.pages(8192) + GEOMETRY.idle_pages(8192)
+    bad = findings(
+        STATUS | {"kernels": "reference", "profile": "uniform", "pool": {"total_pages": few}}, GEOMETRY
+    )
     assert [one.tone for one in bad] == ["warn"] * 3
     text = findings_panel(bad)
     for part in ("slow", "room for 2 conversations", "loses details"):
         assert part in text
-    assert findings({}) == []
-    assert findings({"kernels": "native"}) == []
+    assert findings({}, None) == []
+    assert findings({"kernels": "native"}, GEOMETRY) == []
 
 
 class OtherHost(Host):
@@ -123,6 +136,15 @@ def test_the_audit_is_searched_and_cut() -> None:
     assert found.count("<tr data-key") == 1
     assert len(found) < 2000
     assert "Nothing was found" in audit_table(entries, lambda _: "Ann", "engine.tune bob")
+
+
+def test_who_it_was_and_when_in_which_zone() -> None:
+    typed = AuditView("1", None, "user.invite", None, {}, 1_764_500_000_000)
+    stranger = replace(typed, id="2", action="sign_in.failed", request_id="r")
+    text = audit_table([typed, stranger], lambda _: "Ann")
+    assert text.count("command line") == 1
+    assert "<td>–</td><td><code>sign_in.failed" in text
+    assert text.count("2025-11-30 10:53:20 UTC") == 2
 
 
 async def test_each_tab_answers_when_it_is_opened_and_only_administrators(installed: Installed) -> None:

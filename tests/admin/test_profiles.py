@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from admin.engine_panels import change_panel
 from admin.errors import TuneError
+from admin.evaluation_panels import evaluation_panel, result_panel
 from admin.profile_panels import (
-    activation_panel,
     calibration_panel,
     comparison_panel,
     profiles_table,
@@ -23,7 +24,10 @@ from admin.profile_panels import (
 from admin.profiles_tab import buttons, form_options
 from app.calibration import Calibration
 from app.calibration_record import CalibrationRecord, CalibrationState
-from app.profiles import Activation, ProfileEntry
+from app.engine_change import PROFILE, EngineChange
+from app.evaluation import EvaluationRecord
+from app.profiles import ProfileEntry
+from tangram.calibration.verdict import Figures, difference
 from tangram.profile import Profile
 from tangram.profile_summary import compare, describe
 from tests.admin.conftest import Bench, Installed
@@ -85,10 +89,45 @@ def test_how_a_calibration_goes_and_ends() -> None:
 
 
 def test_how_a_change_of_profile_goes_and_ends() -> None:
-    assert activation_panel(None, "") == ""
-    assert "so far: loading the model" in activation_panel(Activation("p", 0.0), "loading the model")
-    ended = Activation("p", 0.0, "failed", "It went back.", 7.0)
-    assert "It went back. (7 s)" in activation_panel(ended, "")
+    assert change_panel(None, "") == ""
+    assert "so far: loading the model" in change_panel(EngineChange(PROFILE, "p", 0.0), "loading the model")
+    ended = EngineChange(PROFILE, "p", 0.0, "failed", "It went back.", 7.0)
+    assert "It went back. (7 s)" in change_panel(ended, "")
+
+
+def test_how_trying_goes_and_ends() -> None:
+    assert evaluation_panel(None) == ""
+    going = EvaluationRecord("<p>.json", "none", 0)
+    assert "Trying &lt;p&gt;.json against equal budgets: loading the model" in evaluation_panel(going)
+    half = replace(going, done=3, total=12, remaining_seconds=95.0)
+    assert "3 of 12 readings, about 1 min 35 s left" in evaluation_panel(half)
+    assert 'aria-valuenow="25"' in evaluation_panel(half)
+    ended = replace(half, state=CalibrationState.CANCELLED)
+    assert "was cancelled at 3 of 12 readings" in evaluation_panel(ended)
+    failed = replace(half, state=CalibrationState.FAILED, message="no <memory>")
+    assert "failed. no &lt;memory&gt;" in evaluation_panel(failed)
+    assert evaluation_panel(replace(half, state=CalibrationState.DONE)) == "", "its result is shown instead"
+
+
+def test_a_model_that_answers_nothing_is_said_to(tmp_path: Path) -> None:
+    assert result_panel(None) == ""
+    mute = Figures((False,) * 6, (9.0,) * 6, (2.0, 2.1))
+    found = {
+        "created": "2026-11-30T12:17:33+00:00",
+        "model": {"name": "<m>"},
+        "settings": {"retention": 0.25, "alpha": 1.0},
+        "dtype": "float32",
+        "seconds": 188.0,
+        "probe": {"passages": 1, "tokens": 1344},
+        "everything": mute.to_dict(),
+        "profiles": [{"profile": name} | mute.to_dict() for name in ("p.json", "none")],
+        "difference": difference(mute, mute),
+    }
+    text = result_panel(found)
+    assert "This model cannot answer the probe even with everything kept (0 of 6); loss is compared" in text
+    assert text.count("0 of 6</td>") == 3
+    assert "p.json against equal budgets, at retention 25%" in text
+    assert "&lt;m&gt; in float32, 2026-11-30 12:17 UTC, 3 min 8 s." in text
 
 
 def test_a_comparison_in_words_and_tables(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from admin.errors import TuneError
 from admin.tune_tab import form_values
 from admin.tuning import TuneService, TuneValues
+from app.engine_change import EngineChanges
 from app.engine_settings import EngineSettings
 from app.errors import EngineStartFailed
 from tangram.errors import EngineRejected
@@ -25,12 +26,14 @@ def changed() -> list[bool]:
 
 @pytest.fixture
 def tuning(supervisor: Supervisor, keeper: Keeper, changed: list[bool]) -> TuneService:
-    settings = EngineSettings(keeper, supervisor)
-    return TuneService(supervisor.reader, settings, lambda: changed.append(True))
+    changes = EngineChanges()
+    changes.on_change = lambda: changed.append(True)
+    return TuneService(supervisor.reader, EngineSettings(keeper, supervisor), changes)
 
 
 async def ended(tuning: TuneService) -> Any:
-    job = await tuning.wait(5)
+    await tuning.changes.wait(5)
+    job = tuning.job
     assert job is not None
     assert job.outcome is not None, "the change should have ended"
     return job
@@ -93,16 +96,17 @@ async def test_nothing_is_stored_before_the_engine_is_ready(
 ) -> None:
     supervisor.gate.clear()
     await tuning.apply("ann", WANTED)
-    job = await tuning.wait(0.01)
+    await tuning.changes.wait(0.01)
+    job = tuning.job
     assert job is not None
     assert job.outcome is None
-    assert tuning.running
+    assert tuning.changes.running
     assert keeper.settings == {}
-    with pytest.raises(TuneError, match="Another change is being applied"):
+    with pytest.raises(TuneError, match="is being changed already"):
         await tuning.apply("bob", WANTED)
     supervisor.gate.set()
     assert (await ended(tuning)).outcome == "applied"
-    assert not tuning.running
+    assert not tuning.changes.running
     assert len(keeper.audit) == 1
 
 
@@ -203,8 +207,8 @@ async def test_stop_ends_a_change_in_progress(
 ) -> None:
     supervisor.gate.clear()
     await tuning.apply("ann", WANTED)
-    await tuning.wait(0.01)
-    await tuning.stop()
-    assert not tuning.running
+    await tuning.changes.wait(0.01)
+    await tuning.changes.close()
+    assert not tuning.changes.running
     assert keeper.settings == {}
-    assert not [task for task in asyncio.all_tasks() if task.get_name() == "tune-engine"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "engine settings"]

@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from app.engine_settings import TUNED
 from app.preflight.probes import Gpu, Host, HubAnswer
 from app.preflight.problems import Code, PreflightFailed
 from app.preflight.start import LARGE_MODEL, SMALL_MODEL, prepare
+from app.preflight.stored import tuned
 from app.settings import Settings
+from db.database import Database
+from db.store import Store
 from tests.http_answers import answering
 from tests.tree import ROOT
 
@@ -197,6 +201,23 @@ def test_a_lower_retention_lets_a_longer_conversation_fit() -> None:
     assert prepare(settings(), print, small, {"TANGRAM_RETENTION": "0.1"}).model
     for arguments in ("--max-model-len auto", "--max-model-len 400k", "--kv-cache-memory-bytes 1000000000"):
         assert prepare(settings(engine_args=arguments), print, small, {}), "vLLM's to judge"
+
+
+async def test_what_the_console_has_stored_counts(tmp_path: Path) -> None:
+    small = Pretended(found=[replace(A100, total=22 * GIB, free=22 * GIB)])
+    here = settings().model_copy(update={"home": tmp_path})
+    assert tuned(here.database_path) == {}
+    assert refusal(small, here)[0] == Code.TOO_LITTLE_MEMORY
+    here.make_folders()
+    database = Database(here.database_path, here.backups_dir)
+    database.migrate()
+    assert tuned(here.database_path) == {}
+    await Store(database).set_setting(TUNED, {"retention": 0.1, "alpha": 1.0})
+    await database.aclose()
+    assert tuned(here.database_path) == {"retention": 0.1, "alpha": 1.0}
+    assert prepare(here, print, small, {"TANGRAM_RETENTION": "1.0"}).model, "as the engine is started"
+    here.database_path.write_bytes(b"no database")
+    assert tuned(here.database_path) == {}
 
 
 def test_a_token_that_is_not_enough_is_told_apart() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -18,15 +17,15 @@ DEAD = ProbeResult(error="no answer: it hangs")
 
 
 def test_the_facts_look_alike_and_each_question_has_one_answer() -> None:
-    text, questions = facts()
+    text, asked = facts(LINES)
     assert len(text.splitlines()) == LINES
-    assert len(questions) == QUESTIONS
-    assert facts() == (text, questions), "the same every time"
-    for question, number in questions:
-        what = re.fullmatch(r"What is the code of (.*)\?", question)
-        assert what is not None
-        assert f"The code of {what[1]} is {number}." in text.splitlines()
-        assert text.count(str(number)) == 1
+    assert len(set(asked)) == QUESTIONS
+    assert facts(LINES) == (text, asked), "the same every time"
+    for fact in asked:
+        assert fact.sentence in text.splitlines()
+        assert fact.place in fact.question
+        assert f"{fact.lead} {fact.code}." == fact.sentence
+        assert text.count(fact.code) == 1
 
 
 @pytest.mark.parametrize(
@@ -51,6 +50,11 @@ def test_it_is_told_in_words() -> None:
     assert probed_text((GOOD, POOR)) == " Details found in a quick check: 2 of 6, before the change 6 of 6."
     assert probed_text((None, GOOD)) == " Details found in a quick check: 6 of 6."
     assert probed_text((GOOD, None)) == ""
+    mute, mended = ProbeResult(0, 6, unsealed=0), ProbeResult(0, 6, unsealed=5)
+    assert "cannot answer the quick check even with everything kept (0 of 6)" in probed_text((mute, mute))
+    assert probed_text((mended, mended)).endswith(
+        "0 of 6, before the change 0 of 6. Of a text so short that everything is kept it finds 5 of 6."
+    )
 
 
 class Found:

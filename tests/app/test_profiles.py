@@ -52,7 +52,7 @@ async def listed(product: Product) -> Any:
 async def choose(product: Product, profile: str) -> Any:
     answer = await product.http.post("/api/admin/profile", json={"profile": profile})
     assert answer.status_code == 202, answer.text
-    await product.services.profiles.wait()
+    await product.services.changes.wait()
     return (await listed(product))["activation"]
 
 
@@ -80,7 +80,7 @@ async def test_choosing_going_back_and_a_restart_of_the_app(tmp_path: Path, bund
         assert (config["profile"], config["retention"]) == (str(second), 0.25)
         assert "in use" in (await refused(product, "DELETE", "/profiles/second.json"))[1]
         assert (await product.http.post("/api/admin/profile/back")).status_code == 202
-        await product.services.profiles.wait()
+        await product.services.changes.wait()
         assert (await listed(product))["in_force"] == str(first)
         assert (await product.http.delete("/api/admin/profiles/second.json")).status_code == 204
         assert not second.exists()
@@ -106,7 +106,7 @@ async def test_an_engine_that_does_not_start_goes_back(tmp_path: Path, bundled_m
         await choose(product, "good.json")
         entry = await product.services.profiles.entry("bad.json")
         product.services.profiles._begin(product.owner, entry.name, f"{bad}.gone")
-        await product.services.profiles.wait()
+        await product.services.changes.wait()
         found = await listed(product)
         assert found["activation"]["outcome"] == "failed"
         assert "cannot be read" in found["activation"]["message"]

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.accuracy import peer, replay
+from benchmarks.accuracy import peer
 from benchmarks.accuracy.conditions import PRESSES
 from tangram.advice import shape_of
+from tangram.calibration.model import load_whole
+from tangram.calibration.replay import Replay
 from tangram.config import TangramConfig
 from tangram.profile import build_geometry
 from tests.tiny_models import random_llama
@@ -30,7 +32,7 @@ def folder(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> tuple[Any, Any]:
-    return replay.load(str(folder), "cpu", "float32")
+    return load_whole(str(folder), "cpu", "float32")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +42,10 @@ def plain(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
-def cache(
-    loaded: tuple[Any, Any], capacity: int = 400, dynamic: bool = False, **settings: Any
-) -> replay.Replay:
+def cache(loaded: tuple[Any, Any], capacity: int = 400, dynamic: bool = False, **settings: Any) -> Replay:
     config = TangramConfig(**SMALL | settings)
     geometry = build_geometry(config, shape_of(loaded[0].identity))
-    return replay.Replay(*loaded, config, geometry, capacity, dynamic)
+    return Replay(*loaded, config, geometry, capacity, dynamic)
 
 
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -104,11 +104,6 @@ def test_an_answer_ends_at_a_stop(loaded: tuple[Any, Any]) -> None:
     assert cache(loaded, retention=0.5).answer(PROMPT, [stop], 6) == said[: said.index(stop)]
     with pytest.raises(ValueError, match="no tokens"):
         cache(loaded).read([])
-
-
-def test_no_other_call_may_attend(loaded: tuple[Any, Any]) -> None:
-    with pytest.raises(RuntimeError, match="within its own steps"):
-        loaded[0].decoder(input_ids=torch.tensor([[1, 2]]))
 
 
 # ---- kvpress ----------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from benchmarks.accuracy.chat import Question
-from benchmarks.accuracy.scoring import interval_of_mean, score, wilson
+from benchmarks.accuracy.scoring import score, wilson
+from tangram.calibration.statistics import interval_of_mean
 
 
 def asks(rule: str, *expected: str, rivals: tuple[str, ...] = ("4711", "4712")) -> Question:

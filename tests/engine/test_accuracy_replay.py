@@ -1,4 +1,4 @@
-"""The accuracy benchmark's replay in transformers gives the real engine's tokens, wherever budgets are
+"""The replay in transformers gives the real engine's tokens, wherever budgets are
 static."""
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.accuracy import replay
 from tangram.advice import shape_of
+from tangram.calibration.model import load_whole
+from tangram.calibration.replay import Replay
 from tangram.config import TangramConfig
 from tangram.profile import Profile, build_geometry
 from tests.engine.children import run_jobs
@@ -67,7 +68,7 @@ def engine(model: Path, profile: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def loaded(model: Path) -> tuple[Any, Any]:
-    return replay.load(str(model), "cpu", "float32")
+    return load_whole(str(model), "cpu", "float32")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -78,7 +79,7 @@ def test_the_replay_says_what_the_engine_says(
     geometry = build_geometry(config, shape_of(loaded[0].identity))
     assert len(set(geometry.keep)) > 1
     for number in (0, 1):
-        cache = replay.Replay(*loaded, config, geometry, 1024)
+        cache = Replay(*loaded, config, geometry, 1024)
         said, given = [], [wave[number]["answer"] for wave in engine[name]["waves"]]
         behind: list[int] = []  # the last token said is not in the cache yet
         for turn in tokens_of(number):

@@ -1,22 +1,21 @@
-"""The engine's cache offline, in transformers, for budgets that no engine can be started with.
+"""The engine's cache offline, in transformers: what a model says with budgets that no engine runs with now.
 
 All keys and values stay; which of them a KV head still has is a mask, updated at the same lengths and by
 the same scorers as in the engine (:mod:`tangram.sealing`): so a query sees the kept tokens of the sealed
 chunks and all later ones. With static budgets it gives the engine's tokens
-(tests/benchmarks/test_accuracy_replay.py).
+(tests/engine/test_accuracy_replay.py). Layers with a sliding window see what they always see.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
 import torch
-from torch.nn.functional import log_softmax, scaled_dot_product_attention
+from torch.nn.functional import log_softmax
 
+from tangram.calibration.attention import watched_by
 from tangram.calibration.model import Reader, branch
 from tangram.calibration.oracle import LastQueries, chunk_of
 from tangram.config import TangramConfig
@@ -25,64 +24,13 @@ from tangram.rotary import find_rotary
 from tangram.scorers import Need, get_scorer
 from tangram.sealing import comparable
 
-NAME = "tangram_replayed"
-_current: Replay | None = None
-
-
-def attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention to what the replay in charge has kept, as transformers calls it (see
-    :func:`tangram.calibration.attention.attend` for the shapes)."""
-    if _current is None or sliding_window is not None or softcap is not None or s_aux is not None:
-        raise RuntimeError("a replay attends within its own steps, and in layers that see everything only")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer, (_, query_heads, queries, _), keys = int(module.layer_idx), query.shape, key.shape[2]
-    _current.watcher.see_queries(layer, query[0], scale, key.shape[1])
-    group = query_heads // key.shape[1]
-    kept = _current.kept[layer][:, None, :keys]
-    if queries > 1:
-        at = torch.arange(keys - queries, keys, device=query.device)[:, None]
-        kept = kept & (torch.arange(keys, device=query.device) <= at)
-    visible = kept.repeat_interleave(group, dim=0)[None]
-    keys_of, values_of = (part.repeat_interleave(group, dim=1) for part in (key, value))
-    out = scaled_dot_product_attention(query, keys_of, values_of, attn_mask=visible, scale=scale)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def load(model: str, device: str, dtype: str) -> tuple[Reader, Any]:
-    """The model with this attention, and its output layer.
-
-    Raises:
-        TangramError: it cannot be found or calibrated, so it cannot be replayed either.
-    """
-    from transformers import AttentionInterface, AutoModelForCausalLM
-
-    from tangram.calibration import model as calibrated
-
-    AttentionInterface.register(NAME, attend)
-    reader = calibrated.load(model, device, dtype)
-    whole = AutoModelForCausalLM.from_pretrained(
-        model, dtype=next(reader.decoder.parameters()).dtype, attn_implementation=NAME
-    )
-    whole = whole.to(reader.device).eval()
-    return dataclasses.replace(reader, decoder=whole.get_decoder()), whole.get_output_embeddings()
-
 
 class Replay:
-    """One conversation's cache.
+    """One conversation's cache; it watches the model's attention
+    (:class:`tangram.calibration.attention.Watcher`).
 
     Args:
-        head: the model's output layer.
+        reader, head: see :func:`tangram.calibration.model.load_whole`.
         geometry: says when chunks are sealed and, unless ``dynamic``, what each head keeps.
         dynamic: each chunk's budgets are found by its own scores: the best of all heads are taken together.
         floor: the share that each head keeps of a chunk even so.
@@ -91,6 +39,8 @@ class Replay:
         kept: bool [layers, kv_heads, capacity].
         length: tokens in the cache.
     """
+
+    wants_weights = False
 
     def __init__(
         self,
@@ -116,8 +66,21 @@ class Replay:
             identity = reader.identity
             sizes = (identity.layers, identity.head_size, identity.max_model_len)
             self.rotary = find_rotary(reader.text_config, *sizes, reader.device)
+        self._rows = {layer: row for row, layer in enumerate(reader.kinds.full)}
         keep = [[geometry.keep[tier] for tier in row] for row in geometry.head_tier]
         self._keep = torch.tensor(keep, device=reader.device)
+
+    def see_queries(self, layer: int, queries: torch.Tensor, scale: float, kv_heads: int) -> None:
+        """The last ones are what some scorers ask for."""
+        self.watcher.see_queries(layer, queries, scale, kv_heads)
+
+    def see_weights(self, layer: int, head: int, weights: torch.Tensor) -> None:
+        """Is never called."""
+
+    def held(self, layer: int, keys: int) -> torch.Tensor | None:
+        """See :class:`tangram.calibration.attention.Watcher`."""
+        row = self._rows.get(layer)
+        return None if row is None else self.kept[row, :, :keys]
 
     def copy(self) -> Replay:
         """One that goes on from here and leaves this as it is."""
@@ -133,7 +96,7 @@ class Replay:
         while start < len(tokens):
             step = tokens[start : start + self.geometry.next_boundary(self.length) - self.length]
             ids = torch.tensor([list(step)], dtype=torch.long, device=self.reader.device)
-            with torch.inference_mode(), _in_charge(self):
+            with torch.inference_mode(), watched_by(self):
                 out = self.reader.decoder(input_ids=ids, past_key_values=self.cache, use_cache=True)
             self.length += len(step)
             start += len(step)
@@ -213,13 +176,3 @@ class Replay:
         return (
             scores.mean(dim=1, keepdim=True).expand_as(scores).clone() if self.scorer.whole_layer else scores
         )
-
-
-@contextmanager
-def _in_charge(replay: Replay) -> Iterator[None]:
-    global _current
-    before, _current = _current, replay
-    try:
-        yield
-    finally:
-        _current = before

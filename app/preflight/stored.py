@@ -1,0 +1,23 @@
+"""What the console has decided, read before the database is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from app.engine_settings import TUNED
+
+
+def tuned(path: Path) -> dict[str, Any]:
+    """The settings of the cache that the engine will be started with; empty where none were stored, or what
+    is there cannot be read, which whoever opens it will say."""
+    with contextlib.suppress(sqlite3.Error, ValueError, OSError):
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            row = connection.execute("SELECT value FROM settings WHERE key = ?", (TUNED,)).fetchone()
+        found = json.loads(row[0]) if row else {}
+        return found if isinstance(found, dict) else {}
+    return {}
