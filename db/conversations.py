@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session, aliased
 from db.errors import InvalidInput, NotFound
 from db.models import Conversation, Message, User
 from db.repository import Repository, conversation_view, owned_conversation
-from db.search import matches
 from db.turns import show_branch
 from db.values import checked_object, clean_name, clean_text, new_id
 from db.views import ConversationView
@@ -76,7 +75,7 @@ class ConversationStore(Repository):
         if before is not None:
             found = found.where(tuple_(Conversation.updated_at, Conversation.id) < _position(before))
         if query is not None and query.strip():
-            found = found.where(matches(owner_id, clean_text(query.strip())))
+            found = found.where(self._database.dialect.matches(owner_id, clean_text(query.strip())))
         found = found.order_by(Conversation.updated_at.desc(), Conversation.id.desc()).limit(limit)
         return await self._database.read(
             lambda session: [conversation_view(row) for row in session.scalars(found)]
