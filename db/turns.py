@@ -6,6 +6,7 @@ from sqlalchemy import literal, select
 from sqlalchemy.orm import Session, aliased
 
 from db.errors import Conflict, InvalidInput, NotFound
+from db.expressions import same_parent
 from db.models import Conversation, Message
 from db.repository import (
     Repository,
@@ -70,7 +71,7 @@ class TurnStore(Repository):
             query = select(Message.id).where(
                 Message.user_id == owner_id,
                 Message.conversation_id == message.conversation_id,
-                Message.parent_id.is_not_distinct_from(message.parent_id),
+                same_parent(Message.parent_id, message.parent_id),
             )
             return list(session.scalars(query.order_by(Message.seq)))
 

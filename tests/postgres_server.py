@@ -43,6 +43,7 @@ class PostgresServer:
         self._programs = programs
         self._options = options
         self._names = count(1)
+        self._shared: PostgresUrl | None = None
         self._user = _unprivileged()
         self.folder = folder
         self.data = folder / "data"
@@ -108,10 +109,20 @@ class PostgresServer:
         return f"postgresql+pg8000://tangram:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}"
 
     def database(self, template: str = TEMPLATE) -> PostgresUrl:
-        """A new database, with the schema unless another template is named."""
+        """A new database, with the schema unless another template is named. Takes a third of a second."""
         name = f"test_{next(self._names)}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.url(name)
+
+    def emptied(self) -> PostgresUrl:
+        """The database that tests share one after the other, with the schema and without rows."""
+        if self._shared is None:
+            self._shared = self.database()
+        self.execute(
+            *(f"DELETE FROM {name}" for name in ("users", "settings", "audit", "links")),
+            database=self._shared.database,
+        )
+        return self._shared
 
     def execute(self, *statements: str, database: str = "postgres") -> list[Any]:
         """Run statements outside transactions; the rows of the last one."""

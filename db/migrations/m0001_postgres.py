@@ -87,7 +87,8 @@ STATEMENTS = (
         DEFERRABLE INITIALLY DEFERRED
     """,
     "CREATE INDEX conversations_leaf ON conversations (active_leaf_id, id)",
-    "CREATE INDEX messages_siblings ON messages (conversation_id, parent_id, seq)",
+    # For `expressions.same_parent`: IS NOT DISTINCT FROM would not find an index.
+    "CREATE INDEX messages_siblings ON messages (conversation_id, coalesce(parent_id, ''), seq)",
     "CREATE INDEX messages_parent ON messages (parent_id, conversation_id)",
     "CREATE INDEX messages_user ON messages (user_id)",
     "CREATE INDEX messages_open ON messages (status) WHERE status IN ('pending', 'streaming')",

@@ -63,10 +63,14 @@ def _write(url: PostgresUrl, connection: Any, part: Path) -> None:
         verdict = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
         broken = copy.execute("PRAGMA foreign_key_check").fetchone()
     if verdict != "ok" or broken is not None:
-        raise StorageUnavailable(f"the copy of {url} is not in order: {verdict if broken is None else broken}")
+        raise StorageUnavailable(
+            f"the copy of {url} is not in order: {verdict if broken is None else broken}"
+        )
 
 
-def take_in(url: PostgresUrl, file: Path, backup_dir: Path, *, replace: bool) -> tuple[dict[str, int], Path | None]:
+def take_in(
+    url: PostgresUrl, file: Path, backup_dir: Path, *, replace: bool
+) -> tuple[dict[str, int], Path | None]:
     """Put the rows of an SQLite file into the database, all or none; how many, and where the old ones are kept.
 
     replace: whether what is there is backed up and removed; else it must be empty. The schema must be there.

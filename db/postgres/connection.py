@@ -75,8 +75,10 @@ def make_engine(creator: Callable[[], Any], *, connections: int) -> Engine:
         hide_parameters=True,
         json_serializer=lambda value: json.dumps(value, allow_nan=False),
     )
-    engine.dialect.use_insertmanyvalues_wo_returning = True  # many rows a statement; the driver sends one by one
-    event.listen(engine, "handle_error", clean_up)
+    engine.dialect.use_insertmanyvalues_wo_returning = (
+        True  # many rows a statement; the driver sends one by one
+    )
+    event.listen(engine, "handle_error", clean_up, retval=True)
     return engine
 
 

@@ -17,6 +17,7 @@ _BATCH_ROWS = 500
 _COLUMNS = """
     SELECT table_name, column_name, udt_name FROM information_schema.columns
     WHERE table_schema = current_schema()::text AND table_name <> 'tangram'
+    ORDER BY ordinal_position
 """
 _KEYS = """
     SELECT table_name, column_name FROM information_schema.key_column_usage

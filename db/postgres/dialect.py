@@ -44,27 +44,27 @@ class PostgresDialect(Dialect):
     note = "The server keeps the database: its own backups (pg_basebackup, point-in-time recovery) protect it best."
 
     def __init__(self, url: PostgresUrl, backup_dir: Path) -> None:
-        self._url = url
+        self.url = url
         self.where = f"PostgreSQL ({url})"
         self.backup_dir = backup_dir
 
     def migrate(self) -> Path | None:
         label = f"before-v{len(MIGRATIONS)}"
-        return migrate(self._url, lambda: back_up(self._url, self.backup_dir, label))
+        return migrate(self.url, lambda: back_up(self.url, self.backup_dir, label))
 
     def is_current(self) -> bool:
-        return is_current(self._url)
+        return is_current(self.url)
 
     def read_engine(self, connections: int) -> Engine:
-        return make_engine(lambda: connect(self._url, *READER), connections=connections)
+        return make_engine(lambda: connect(self.url, *READER), connections=connections)
 
     def write_engine(self) -> Engine:
         return make_engine(self._connect, connections=1)
 
     def _connect(self) -> Any:
-        connection = connect(self._url, *WRITER)
+        connection = connect(self.url, *WRITER)
         try:
-            lock(connection, dialect.LOCK_SECONDS, self._url)
+            lock(connection, dialect.LOCK_SECONDS, self.url)
         except BaseException:
             connection.close()
             raise
@@ -105,7 +105,9 @@ class PostgresDialect(Dialect):
                     raise OutcomeUnknown(
                         f"the connection to {self.where} was lost during a write, which may be stored or not"
                     ) from error
-                _log.info("the server cannot be asked yet: %s", self.unavailable(failure, "question") or failure)
+                _log.info(
+                    "the server cannot be asked yet: %s", self.unavailable(failure, "question") or failure
+                )
             time.sleep(_RETRY_SECONDS)
 
     def unavailable(self, error: BaseException, action: str) -> StorageUnavailable | None:
@@ -123,19 +125,19 @@ class PostgresDialect(Dialect):
         return matches(owner_id, query)
 
     def check(self) -> list[str]:
-        return check(self._url)
+        return check(self.url)
 
     def back_up(self, directory: Path, label: str) -> Path:
-        return back_up(self._url, directory, label)
+        return back_up(self.url, directory, label)
 
     def restore(self, backup: Path) -> Path | None:
         self.migrate()
-        return take_in(self._url, backup, self.backup_dir, replace=True)[1]
+        return take_in(self.url, backup, self.backup_dir, replace=True)[1]
 
     def copy_in(self, file: Path) -> dict[str, int]:
         """Put all rows of an SQLite database into this one, which must be empty; how many, by table."""
         self.migrate()
-        return take_in(self._url, file, self.backup_dir, replace=False)[0]
+        return take_in(self.url, file, self.backup_dir, replace=False)[0]
 
     def vacuum(self, engine: Engine) -> Vacuumed:
         """Let the space of deleted rows be used again, and make the search index if it is missing.
@@ -143,7 +145,7 @@ class PostgresDialect(Dialect):
         Reads go on meanwhile. The files of the server seldom get smaller by it.
         """
         try:
-            with closing(connect(self._url, *WRITER, timeout=None)) as connection:
+            with closing(connect(self.url, *WRITER, timeout=None)) as connection:
                 before = _size(connection)
                 make_search_index(connection)
                 names = tables(connection.cursor())
@@ -156,13 +158,13 @@ class PostgresDialect(Dialect):
 
     def size(self) -> int:
         try:
-            with closing(connect(self._url, *READER)) as connection:
+            with closing(connect(self.url, *READER)) as connection:
                 return _size(connection)
         except driver_errors() as error:
             raise StorageUnavailable(f"the size cannot be asked: {message_of(error)}") from error
 
     def version(self) -> str:
-        with closing(connect(self._url, *READER)) as connection:
+        with closing(connect(self.url, *READER)) as connection:
             return str(connection.parameter_statuses["server_version"])
 
 

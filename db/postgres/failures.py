@@ -52,18 +52,17 @@ def cannot_work(error: BaseException) -> str | None:
     return message_of(origin)
 
 
-def clean_up(context: ExceptionContext) -> None:
+def clean_up(context: ExceptionContext) -> DatabaseError | None:
     """A listener for `handle_error`: the right class for each error, and no values in any."""
     error = context.original_exception
     told = _told(error)
     if not told:
-        return
+        return None
     error.told = {key: told[key] for key in ("S", "C", "M") if key in told}  # type: ignore[attr-defined]
     error.args = (message_of(error),)
     state = state_of(error)
     if state.startswith(_GONE):
         context.is_disconnect = True
-        return
+        return None
     kind = IntegrityError if state.startswith(_CONSTRAINT) else DatabaseError
-    if not context.is_pre_ping:
-        context.chained_exception = kind(context.statement, None, error, hide_parameters=True)
+    return kind(context.statement, None, error, hide_parameters=True)

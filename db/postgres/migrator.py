@@ -113,7 +113,9 @@ def version_of(connection: Any, url: PostgresUrl, latest: int) -> int:
 
 
 def _exists(connection: Any) -> bool:
-    (found,) = _row(connection, "SELECT to_regclass(quote_ident(current_schema()::text) || '.tangram') IS NOT NULL")
+    (found,) = _row(
+        connection, "SELECT to_regclass(quote_ident(current_schema()::text) || '.tangram') IS NOT NULL"
+    )
     return bool(found)
 
 
@@ -152,7 +154,9 @@ def _apply(connection: Any, version: int, migrations: Sequence[Migration], backu
             connection.rollback()
         except driver_errors():
             pass  # the server is gone, and has undone it by that
-        raise MigrationError(f"the upgrade failed at {step} and was undone: {message_of(error)}", backup) from error
+        raise MigrationError(
+            f"the upgrade failed at {step} and was undone: {message_of(error)}", backup
+        ) from error
 
 
 def _transaction(cursor: Any) -> Any:

@@ -60,14 +60,20 @@ def parse_url(text: str) -> PostgresUrl:
     except (ArgumentError, ValueError) as error:
         raise _wrong(f"cannot be read: it has the form {FORM}") from error
     if url.drivername == "sqlite" or url.drivername.startswith("sqlite+"):
-        raise _wrong("names SQLite, which is what is used without it: leave it empty (the file is in TANGRAM_HOME)")
+        raise _wrong(
+            "names SQLite, which is what is used without it: leave it empty (the file is in TANGRAM_HOME)"
+        )
     if url.drivername.startswith("postgresql+") and url.drivername not in _KINDS:
         raise _wrong(f"names the driver {url.drivername.partition('+')[2]}, and pg8000 is supported: {FORM}")
     if url.drivername not in _KINDS:
         raise _wrong(f"must begin with postgresql+pg8000://, as in {FORM}")
     options = {key: value for key, value in url.query.items() if isinstance(value, str)}
-    if unknown := sorted(url.query.keys() - {"host", "sslmode", "sslrootcert"} | url.query.keys() - options.keys()):
-        raise _wrong(f"has the option {unknown[0]}, and only host, sslmode and sslrootcert are known, each once")
+    if unknown := sorted(
+        url.query.keys() - {"host", "sslmode", "sslrootcert"} | url.query.keys() - options.keys()
+    ):
+        raise _wrong(
+            f"has the option {unknown[0]}, and only host, sslmode and sslrootcert are known, each once"
+        )
     host = url.host or options.get("host", "")
     for what, value in (("a host", host), ("a user", url.username), ("the name of a database", url.database)):
         if not value:
