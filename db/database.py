@@ -26,8 +26,8 @@ SAMPLES_NAME = "samples.sqlite3"
 class Database:
     """One database, written by one thread and read by a few others.
 
-    Call `migrate()` first and `close()` last. It is the SQLite file at `path`; with `url`, PostgreSQL, and then
-    only the samples of the engine's memory are kept in a small SQLite file, in the folder of `path`.
+    Call `migrate()` first and `close()` last. It is the SQLite file at `path`; with `url`, PostgreSQL, and
+    then only the samples of the engine's memory are kept in a small SQLite file, in the folder of `path`.
     `backup_dir` defaults to `backups` beside the file.
     """
 
@@ -109,7 +109,8 @@ class Database:
         """Run `fn` on a bare SQLite connection, in autocommit mode, for tools such as sqlite-utils.
 
         It leads to where the samples of the engine's memory are: the database's file, or one of their own.
-        Whatever `fn` does to the connection's settings ends with it, as does a transaction that it leaves open.
+        Whatever `fn` does to the connection's settings ends with it, as does a transaction that it leaves
+        open.
         """
         self._check()
         if self._sqlite is None:
@@ -125,7 +126,7 @@ class Database:
         return await self.read(lambda session: fn(_bare(session)))
 
     async def vacuum(self) -> Vacuumed:
-        """Put the database in order and let the space of deleted rows be used again; writes wait meanwhile."""
+        """Put the database in order; space of deleted rows can be used again. Writes wait meanwhile."""
         self._check()
         return await asyncio.wrap_future(self._writer.submit_raw(self.dialect.vacuum))
 

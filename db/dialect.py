@@ -33,8 +33,8 @@ class Vacuumed:
 class Dialect(ABC):
     """One kind of database at one place. Its methods block.
 
-    name: of the kind, for people. where: of the place, for messages; never a password. note: what protects the
-    database beside the copies that the product makes, in a sentence; empty where these are all there is.
+    name: of the kind, for people. where: of the place, for messages; never a password. note: what protects
+    the database beside the copies that the product makes, in a sentence; empty where these are all there is.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Dialect(ABC):
         with Session(engine, expire_on_commit=False) as session, session.begin():
             return fn(session)
 
-    def rest(self, engine: Engine) -> None:
+    def rest(self, engine: Engine) -> None:  # noqa: B027 (not everybody has something to do then)
         """Called on the writer's thread when there was nothing to write for a moment after writes."""
 
     def finish(self, engine: Engine) -> None:
@@ -97,7 +97,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def back_up(self, directory: Path, label: str) -> Path:
-        """Write a checked copy, an SQLite file, into `directory`; return its path. Raises StorageUnavailable."""
+        """Write a checked copy, an SQLite file, to `directory`; its path. Raises StorageUnavailable."""
 
     @abstractmethod
     def restore(self, backup: Path) -> Path | None:

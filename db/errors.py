@@ -25,10 +25,11 @@ class InvalidInput(DbError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 class StorageUnavailable(DbError):
-    """The database could not do its work: it is locked or out of reach, the disk is full, the medium fails."""
+    """The database could not do its work: it is locked or away, the disk is full, the medium fails."""
 
 
 class OutcomeUnknown(StorageUnavailable):

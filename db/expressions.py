@@ -16,13 +16,13 @@ class same_parent(FunctionElement[Any]):  # noqa: N801 (a function, to whoever w
     inherit_cache = True
 
 
-@compiles(same_parent)  # type: ignore[no-untyped-call,untyped-decorator]
+@compiles(same_parent)
 def _by_is(element: same_parent, compiler: SQLCompiler, **options: Any) -> str:
     left, right = (compiler.process(each, **options) for each in element.clauses)
     return f"({left} IS {right})"
 
 
-@compiles(same_parent, "postgresql")  # type: ignore[no-untyped-call,untyped-decorator]
+@compiles(same_parent, "postgresql")
 def _by_coalesce(element: same_parent, compiler: SQLCompiler, **options: Any) -> str:
     """Of IS NOT DISTINCT FROM no index of PostgreSQL knows; of these the one named messages_siblings does."""
     left, right = (compiler.process(each, **options) for each in element.clauses)

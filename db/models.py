@@ -11,8 +11,9 @@ from db.values import clean_text
 class StorableText(TypeDecorator[str]):
     """Text as it can be stored and compared.
 
-    PostgreSQL refuses a NUL, and neither driver can send a lone surrogate; both may be in an id that a stranger
-    asks for. The stores clean what is written; here nothing can get past that, in a condition neither.
+    PostgreSQL refuses a NUL, and neither driver can send a lone surrogate; both may be in an id that a
+    stranger asks for. The stores clean what is written; here nothing can get past that, in a condition
+    neither.
     """
 
     impl = String

@@ -101,7 +101,8 @@ class SqliteDialect(Dialect):
     def vacuum(self, engine: Engine) -> Vacuumed:
         """Rewrite the file without the space that deleted rows left, and put the search index in order.
 
-        Reads go on meanwhile; some seconds for each gigabyte. Takes about twice the file's size of free space.
+        Reads go on meanwhile; some seconds for each gigabyte. Takes about twice the file's size of free
+        space.
         """
 
         def work(connection: sqlite3.Connection) -> Vacuumed:

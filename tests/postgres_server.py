@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: in a temporary folder, on a Unix socket and a port of this machine."""
+"""A PostgreSQL server of the tests' own: in a temporary folder, on a Unix socket and a loopback port."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class PostgresServer:
             for path in (folder, secret):
                 shutil.chown(path, self._user)
         self._run(
-            "initdb", "--pgdata", self.data, "--username", "tangram", "--pwfile", secret, "--auth-local=trust",
-            "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync",
+            "initdb", "--pgdata", self.data, "--username", "tangram", "--pwfile", secret, "--no-sync",
+            "--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8",
         )  # fmt: skip
         self.start()
 

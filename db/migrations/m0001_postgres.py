@@ -1,9 +1,9 @@
-"""The first step on PostgreSQL: the tables of `m0001_initial`, with what they need there in the place of SQLite's.
+"""The first step on PostgreSQL: the tables of `m0001_initial`, and what they need there.
 
-`seq` is given by a trigger, as SQLite gives it: one more than the largest. A sequence would not know of rows that
-come with a number, as those of an import and of a copy do; there is one writer, so nobody else can take it.
-Names are told apart as SQLite's NOCASE does, by ASCII letters only. The search index is made apart, since not
-everybody may have its extension (`db.postgres.search`).
+`seq` is given by a trigger, as SQLite gives it: one more than the largest. A sequence would not know of rows
+that come with a number, as those of an import and of a copy do; there is one writer, so nobody else can take
+it. Names are told apart as SQLite's NOCASE does, by ASCII letters only. The search index is made apart, since
+not everybody may have its extension (`db.postgres.search`).
 """
 
 STATEMENTS = (
@@ -122,7 +122,8 @@ STATEMENTS = (
     END $$
     """,
     """
-    CREATE TRIGGER messages_stay BEFORE UPDATE OF seq, id, user_id, conversation_id, parent_id, role ON messages
+    CREATE TRIGGER messages_stay
+    BEFORE UPDATE OF seq, id, user_id, conversation_id, parent_id, role ON messages
     FOR EACH ROW EXECUTE FUNCTION messages_stay()
     """,
     """

@@ -1,7 +1,7 @@
 """Copies of a PostgreSQL database as SQLite files, and such files put in its place.
 
-So a backup is the same kind of file whatever the database is: it is checked, rehearsed and downloaded alike, and
-leads from either to the other. For a history of many gigabytes the server's own means are faster.
+So a backup is the same kind of file whatever the database is: it is checked, rehearsed and downloaded alike,
+and leads from either to the other. For a history of many gigabytes the server's own means are faster.
 """
 
 import secrets
@@ -15,7 +15,7 @@ from typing import Any
 from db import dialect, migrator
 from db.backup import copy_to, sync
 from db.check import check_file
-from db.errors import Conflict, MigrationError, OutcomeUnknown, StorageUnavailable
+from db.errors import Conflict, MigrationError, NotADatabase, OutcomeUnknown, StorageUnavailable
 from db.filelock import FileLock
 from db.migrations import MIGRATIONS
 from db.postgres.connection import READER, WRITER, connect
@@ -46,13 +46,15 @@ def back_up(url: PostgresUrl, directory: Path, label: str) -> Path:
             sync(part)
             part.rename(target)
         sync(directory)
-    except (OSError, sqlite3.Error, MigrationError, *driver_errors()) as error:
+    except driver_errors(sqlite3.Error, MigrationError) as error:
         raise StorageUnavailable(f"cannot back up {url} to {directory}: {message_of(error)}") from error
     return target
 
 
 def _write(url: PostgresUrl, connection: Any, part: Path) -> None:
     version = version_of(connection, url, len(MIGRATIONS))
+    if not version:
+        raise NotADatabase(f"{url} is empty: the first start of the app makes its tables")
     migrator.migrate(part, part.parent, FileLock(part.with_name("lock")), MIGRATIONS[:version])
     with closing(sqlite3.connect(part, isolation_level=None)) as copy:
         # A lone file, without a WAL beside it that somebody could forget to copy.
@@ -71,11 +73,12 @@ def _write(url: PostgresUrl, connection: Any, part: Path) -> None:
 def take_in(
     url: PostgresUrl, file: Path, backup_dir: Path, *, replace: bool
 ) -> tuple[dict[str, int], Path | None]:
-    """Put the rows of an SQLite file into the database, all or none; how many, and where the old ones are kept.
+    """Put the rows of an SQLite file into the database, all or none; how many, and where the old ones are
+    kept.
 
     replace: whether what is there is backed up and removed; else it must be empty. The schema must be there.
-    Raises DatabaseInUse while an app writes to it, MigrationError for a file that is damaged, foreign or of a newer
-    version, Conflict when the database is not empty, StorageUnavailable, and OutcomeUnknown.
+    Raises DatabaseInUse while an app writes to it, MigrationError for a file that is damaged, foreign or of a
+    newer version, Conflict when the database is not empty, StorageUnavailable, and OutcomeUnknown.
     """
     check_file(file)
     with tempfile.TemporaryDirectory(prefix="tangram-copy-") as folder:
@@ -90,7 +93,7 @@ def take_in(
                 lock(connection, dialect.LOCK_SECONDS, url)
                 kept = _make_room(url, connection, backup_dir, replace=replace)
                 return _fill(source, connection), kept
-        except (OSError, sqlite3.Error, *driver_errors()) as error:
+        except driver_errors(sqlite3.Error) as error:
             raise StorageUnavailable(f"cannot copy {file} to {url}: {message_of(error)}") from error
 
 
@@ -98,7 +101,7 @@ def _make_room(url: PostgresUrl, connection: Any, backup_dir: Path, *, replace: 
     cursor = connection.cursor()
     full = []
     for table in tables(cursor):
-        cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {table})")
+        cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {table})")  # noqa: S608 - our names
         if cursor.fetchone()[0]:
             full.append(table)
     connection.rollback()
@@ -119,9 +122,9 @@ def _fill(source: sqlite3.Connection, connection: Any) -> dict[str, int]:
     make_search_index(connection)
     try:
         connection.commit()
-    except (OSError, *driver_errors()) as error:
+    except driver_errors() as error:
         raise OutcomeUnknown(
-            "the server was lost at the very end: the database has all rows, or none of them as before. See with "
+            "the server was lost at the very end: the database has all of it, or is as it was. See with "
             "`tangram-chat user list`"
         ) from error
     return counts

@@ -15,8 +15,8 @@ LEAST_VERSION = 14
 TIMEOUT_SECONDS = 30.0
 """A server that is silent for so long is taken for lost; for maintenance there is no limit."""
 
-# A dead client's connection, and with it the writer's lock, ends after about half a minute; a transaction that
-# hangs does too. Search is by index, so nothing that is asked takes long.
+# A dead client's connection, and with it the writer's lock, ends after about half a minute; a transaction
+# that hangs does too. Search is by index, so nothing that is asked takes long.
 _SESSION = (
     "SET tcp_keepalives_idle = 10",
     "SET tcp_keepalives_interval = 5",

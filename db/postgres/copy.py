@@ -1,7 +1,7 @@
 """Copying all rows between PostgreSQL and an SQLite file whose schema has the same version.
 
-Both drivers are used bare, so that every value arrives as it was: texts of JSON too. What PostgreSQL cannot hold
-(NUL, lone surrogates) becomes U+FFFD, as it does wherever text is stored.
+Both drivers are used bare, so that every value arrives as it was: texts of JSON too. What PostgreSQL cannot
+hold (NUL, lone surrogates) becomes U+FFFD, as it does wherever text is stored.
 """
 
 import sqlite3
@@ -26,7 +26,8 @@ _KEYS = """
 """
 _ALIKE = """
     SELECT m.name, c.name FROM sqlite_schema AS m, pragma_table_info(m.name) AS c
-    WHERE m.type = 'table' AND m.name NOT LIKE '%\\_search%' ESCAPE '\\' AND m.name NOT LIKE 'sqlite\\_%' ESCAPE '\\'
+    WHERE m.type = 'table' AND m.name NOT LIKE '%\\_search%' ESCAPE '\\'
+    AND m.name NOT LIKE 'sqlite\\_%' ESCAPE '\\'
     AND m.name <> 'memory_samples'
 """
 
@@ -59,7 +60,7 @@ def to_sqlite(cursor: Any, target: sqlite3.Connection) -> dict[str, int]:
 
 
 def to_postgres(source: sqlite3.Connection, cursor: Any) -> dict[str, int]:
-    """Copy every row of a file into empty tables, in the current transaction; how many there are, by table."""
+    """Copy every row of a file into empty tables, in the current transaction; how many, by table."""
     shapes = _same_shape(tables(cursor), source)
     for table, columns in shapes.items():
         names, kinds = ", ".join(columns), list(columns.values())
@@ -81,7 +82,7 @@ def _pages(cursor: Any, table: str, columns: dict[str, str], key: str) -> Iterat
     """All rows, a batch at a time: the driver holds a whole result in memory."""
     names = ", ".join(f"{name}::text" if kind == "json" else name for name, kind in columns.items())
     place = list(columns).index(key)
-    condition, last = "", []
+    condition, last = "", list[Any]()
     while True:
         cursor.execute(f"SELECT {names} FROM {table} {condition} ORDER BY {key} LIMIT {_BATCH_ROWS}", last)
         batch = cursor.fetchall()
@@ -97,7 +98,7 @@ def _primary_keys(cursor: Any) -> dict[str, str]:
 
 
 def _same_shape(shapes: Tables, other: sqlite3.Connection) -> Tables:
-    """`shapes`, whose names go into statements. Raises MigrationError unless the file has the same columns."""
+    """`shapes`, whose names go into statements. MigrationError unless the file has the same columns."""
     alike: dict[str, set[str]] = {}
     for table, column in other.execute(_ALIKE):
         alike.setdefault(table, set()).add(column)

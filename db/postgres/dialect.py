@@ -41,7 +41,10 @@ class PostgresDialect(Dialect):
     """The database at `url`. Its writer's lock is the connection's own, so it ends when that does."""
 
     name = "PostgreSQL"
-    note = "The server keeps the database: its own backups (pg_basebackup, point-in-time recovery) protect it best."
+    note = (
+        "The server keeps the database: its own backups (pg_dump, point-in-time recovery) protect it best. "
+        "Those made here are copies as SQLite files."
+    )
 
     def __init__(self, url: PostgresUrl, backup_dir: Path) -> None:
         self.url = url

@@ -11,11 +11,13 @@ _CANNOT_WORK = ("08", "53", "54", "55", "57", "58", "XX", "25", "40", "28", "425
 _GONE = ("08", "57P0")
 
 
-def driver_errors() -> tuple[type[Exception], ...]:
-    """What a call of the driver raises when the server or the way to it fails. The driver must be installed."""
-    import pg8000.dbapi
-
-    return (pg8000.dbapi.Error, OSError)
+def driver_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What a call of the driver raises when the server or the way to it fails, and `others`."""
+    try:
+        import pg8000.dbapi
+    except ImportError:  # then no call was made
+        return (OSError, *others)
+    return (pg8000.dbapi.Error, OSError, *others)
 
 
 def state_of(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Bringing a PostgreSQL database to the schema of this version, or leaving it exactly as it was.
 
-All pending steps run in one transaction, which PostgreSQL gives to schema changes too. The table `tangram` has
-one row: the schema's version, which is part of that transaction, and the mark of the last write (see
+All pending steps run in one transaction, which PostgreSQL gives to schema changes too. The table `tangram`
+has one row: the schema's version, which is part of that transaction, and the mark of the last write (see
 `db.postgres.dialect`).
 """
 
@@ -41,8 +41,9 @@ def migrate(
 ) -> Path | None:
     """Create or upgrade the schema; return the backup taken, or None when none was needed.
 
-    back_up: makes a copy of what is there. Safe to call from several processes at once. Raises StorageUnavailable
-    when the server cannot be used, NewerSchema, NotADatabase, or MigrationError; nothing is changed after any.
+    back_up: makes a copy of what is there. Safe to call from several processes at once. Raises
+    StorageUnavailable when the server cannot be used, NewerSchema, NotADatabase, or MigrationError; nothing
+    is changed after any.
     """
     if [step.number for step in migrations] != list(range(1, len(migrations) + 1)):
         raise MigrationError("the migrations are not numbered 1, 2, 3 and so on")
@@ -82,15 +83,15 @@ def usable(connection: Any, url: PostgresUrl) -> None:
         raise MigrationError(f"PostgreSQL {version} ({url}) is too old: {LEAST_VERSION} or newer is needed")
     if encoding != "UTF8":
         raise MigrationError(
-            f"the database {url} has the encoding {encoding}, which does not hold every text: create one with "
-            f"createdb --encoding=UTF8 --template=template0 {url.database}"
+            f"the database {url} has the encoding {encoding}, which does not hold every text: create one "
+            f"with createdb --encoding=UTF8 --template=template0 {url.database}"
         )
     if standby:
         raise MigrationError(f"{url} is a standby, which only reads: name the primary server")
     if schema is None or not (may or _exists(connection)):
         raise MigrationError(
-            f"the user {url.user} may not create tables in the schema {schema or 'public'} of {url}: make that "
-            f'user its owner: ALTER DATABASE "{url.database}" OWNER TO "{url.user}"'
+            f"the user {url.user} may not create tables in the schema {schema or 'public'} of {url}: make "
+            f'that user its owner: ALTER DATABASE "{url.database}" OWNER TO "{url.user}"'
         )
 
 
@@ -147,9 +148,9 @@ def _apply(connection: Any, version: int, migrations: Sequence[Migration], backu
         step = "the search index"
         make_search_index(connection)
         step = "the commit"
-        cursor.execute(f"UPDATE tangram SET version = {len(migrations)}")
+        cursor.execute("UPDATE tangram SET version = %s", [len(migrations)])
         connection.commit()
-    except (*driver_errors(), MigrationError) as error:
+    except driver_errors(MigrationError) as error:
         try:
             connection.rollback()
         except driver_errors():

@@ -11,13 +11,16 @@ from db.models import Conversation, Message
 
 EXTENSION = "CREATE EXTENSION IF NOT EXISTS pg_trgm"
 INDEXES = (
-    "CREATE INDEX IF NOT EXISTS messages_trigrams ON messages USING gin (content gin_trgm_ops) "
-    "WHERE status NOT IN ('pending', 'streaming')",
+    """
+    CREATE INDEX IF NOT EXISTS messages_trigrams ON messages USING gin (content gin_trgm_ops)
+    WHERE status NOT IN ('pending', 'streaming')
+    """,
     "CREATE INDEX IF NOT EXISTS conversations_trigrams ON conversations USING gin (title gin_trgm_ops)",
 )
 INDEX_NAMES = ("messages_trigrams", "conversations_trigrams")
 
-# Written as the index's condition is: with parameters in it, the planner might not see that they are the same.
+# Written as the index's condition is: with parameters in it, the planner might not see that they are the
+# same.
 _FINISHED: ColumnElement[bool] = literal_column("messages.status NOT IN ('pending', 'streaming')")
 
 

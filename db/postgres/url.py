@@ -16,7 +16,7 @@ _SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 
 @dataclass(frozen=True, slots=True)
 class PostgresUrl:
-    """host: a name or address, or the folder of a Unix socket. sslrootcert: a file of trusted certificates."""
+    """host: a name or address, or a Unix socket's folder. sslrootcert: a file of trusted certificates."""
 
     host: str
     port: int
@@ -52,8 +52,8 @@ class PostgresUrl:
 def parse_url(text: str) -> PostgresUrl:
     """Read a URL of the form `postgresql+pg8000://user:password@host:port/name`.
 
-    `?host=/a/folder` leads to a Unix socket; `sslmode` and `sslrootcert` mean what they mean to PostgreSQL's own
-    programs. Raises InvalidInput, which never quotes the text: it holds a password.
+    `?host=/a/folder` leads to a Unix socket; `sslmode` and `sslrootcert` mean what they mean to PostgreSQL's
+    own programs. Raises InvalidInput, which never quotes the text: it holds a password.
     """
     try:
         url = make_url(text.strip())

@@ -135,7 +135,7 @@ async def test_a_read_sees_one_moment(database: Database) -> None:
 
 
 async def test_readers_cannot_write(database: Database) -> None:
-    with pytest.raises(StorageUnavailable, match="read-?only"):
+    with pytest.raises(StorageUnavailable, match=r"read-?only"):
         await database.read(put("sneaked in"))
     assert await database.read(keys) == []
 
