@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import QueuePool
 
 from db.errors import MigrationError, StorageUnavailable
-from db.postgres.failures import clean_up, message_of, state_of
+from db.postgres.failures import clean_up, driver_errors, message_of, state_of
 from db.postgres.url import PostgresUrl
 
 LEAST_VERSION = 14
@@ -51,13 +52,13 @@ def connect(url: PostgresUrl, *settings: str, timeout: float | None = TIMEOUT_SE
             application_name="tangram-chat",
         )
     except (pg8000.dbapi.Error, OSError, UnicodeError) as error:
-        raise _refused(url, error) from error
+        raise refused(url, error) from error
     try:
         for setting in (*_SESSION, *settings):
             connection.cursor().execute(setting)
         connection.commit()
     except (pg8000.dbapi.Error, OSError) as error:
-        raise _refused(url, error) from error
+        raise refused(url, error) from error
     return connection
 
 
@@ -78,11 +79,18 @@ def make_engine(creator: Callable[[], Any], *, connections: int) -> Engine:
     engine.dialect.use_insertmanyvalues_wo_returning = (
         True  # many rows a statement; the driver sends one by one
     )
+    engine.dialect.do_terminate = engine.dialect.do_close = _close  # type: ignore[method-assign, assignment]
     event.listen(engine, "handle_error", clean_up, retval=True)
     return engine
 
 
-def _refused(url: PostgresUrl, error: Exception) -> StorageUnavailable:
+def _close(connection: Any) -> None:
+    """Say goodbye; a connection that is broken cannot, and that is no news to anybody."""
+    with suppress(*driver_errors()):
+        connection.close()
+
+
+def refused(url: PostgresUrl, error: Exception) -> StorageUnavailable:
     state, where = state_of(error), f"PostgreSQL ({url})"
     if state in ("28P01", "28000"):
         words = (

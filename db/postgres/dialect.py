@@ -18,7 +18,7 @@ from db.errors import DbError, OutcomeUnknown, StorageUnavailable
 from db.migrations import MIGRATIONS
 from db.postgres.backup import back_up, take_in
 from db.postgres.check import check
-from db.postgres.connection import READER, WRITER, connect, make_engine
+from db.postgres.connection import READER, WRITER, connect, make_engine, refused
 from db.postgres.copy import tables
 from db.postgres.failures import cannot_work, driver_errors, is_lost, message_of
 from db.postgres.lock import lock
@@ -68,6 +68,8 @@ class PostgresDialect(Dialect):
         connection = connect(self.url, *WRITER)
         try:
             lock(connection, dialect.LOCK_SECONDS, self.url)
+        except driver_errors() as error:
+            raise refused(self.url, error) from error
         except BaseException:
             connection.close()
             raise

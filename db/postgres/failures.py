@@ -58,6 +58,11 @@ def clean_up(context: ExceptionContext) -> DatabaseError | None:
     """A listener for `handle_error`: the right class for each error, and no values in any."""
     error = context.original_exception
     told = _told(error)
+    if isinstance(error, OSError):  # the driver lets some of them through
+        context.is_disconnect = True
+        lost = DatabaseError(context.statement, None, error, hide_parameters=True)
+        lost.connection_invalidated = True
+        return lost
     if not told:
         return None
     error.told = {key: told[key] for key in ("S", "C", "M") if key in told}  # type: ignore[attr-defined]
