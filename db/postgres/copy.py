@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from db.errors import MigrationError
+from db.models import Base
 from db.values import clean_text
 
 _FIRST = ("users", "conversations", "messages")
@@ -16,7 +17,7 @@ _FIRST = ("users", "conversations", "messages")
 _BATCH_ROWS = 500
 _COLUMNS = """
     SELECT table_name, column_name, udt_name FROM information_schema.columns
-    WHERE table_schema = current_schema()::text AND table_name <> 'tangram'
+    WHERE table_schema = current_schema()::text
     ORDER BY ordinal_position
 """
 _KEYS = """
@@ -36,11 +37,12 @@ Tables = dict[str, dict[str, str]]
 
 
 def tables(cursor: Any) -> Tables:
-    """The product's tables, in an order in which they can be filled."""
+    """The product's tables, in an order in which they can be filled; others may lie beside them."""
     cursor.execute(_COLUMNS)
     found: Tables = {}
     for table, column, kind in cursor.fetchall():
-        found.setdefault(table, {})[column] = kind
+        if table in Base.metadata.tables:
+            found.setdefault(table, {})[column] = kind
     order = [*(name for name in _FIRST if name in found), *sorted(found.keys() - set(_FIRST))]
     return {name: found[name] for name in order}
 
