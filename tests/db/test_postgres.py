@@ -3,7 +3,10 @@ the extension."""
 
 import asyncio
 import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from db.drill import rehearse
 from db.errors import Conflict, DatabaseInUse, MigrationError, NewerSchema, NotADatabase, StorageUnavailable
 from db.migrations import MIGRATIONS, Migration
 from db.migrations.base import statements
+from db.postgres import connection as pg_connection
 from db.postgres.dialect import PostgresDialect
 from db.postgres.migrator import migrate
 from db.postgres.moving import move_in
@@ -27,7 +31,7 @@ from db.transfer import NewConversation
 from db.views import UserView
 from tests.db.helpers import check_integrity, dump, exchange, only_postgres, rows, twin
 from tests.db.test_transfer import TALK
-from tests.postgres_server import PASSWORD, PostgresServer
+from tests.postgres_server import PASSWORD, PostgresServer, serve
 
 NEXT = len(MIGRATIONS) + 1
 COUNT = "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"
@@ -254,7 +258,9 @@ async def test_a_move_that_fails_leaves_nothing(
 
 
 @only_postgres
-async def test_a_backup_is_a_file_that_leads_anywhere(database: Database, tmp_path: Path) -> None:
+async def test_a_backup_is_a_file_that_leads_anywhere(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(database)
     then = rows(database)
     backup = database.dialect.back_up(database.backup_dir, "manual")
@@ -270,8 +276,10 @@ async def test_a_backup_is_a_file_that_leads_anywhere(database: Database, tmp_pa
     # In its own place, while nobody uses it, with what is there now kept.
     await Store(database).create_user("later", "hash")
     later = rows(database)
-    with pytest.raises(DatabaseInUse):
-        database.dialect.restore(backup)
+    with monkeypatch.context() as soon:
+        soon.setattr("db.dialect.LOCK_SECONDS", 0.1)
+        with pytest.raises(DatabaseInUse):
+            database.dialect.restore(backup)
     await database.aclose()
     kept = database.dialect.restore(backup)
     assert rows(database) == then
@@ -353,3 +361,41 @@ async def test_size_and_version(database: Database) -> None:
 async def test_ids_that_cannot_be_stored_are_not_found(store: Store, owner: UserView) -> None:
     for odd in ("a\0b", "\ud800"):
         assert await store.user_by_id(odd) is None
+
+
+# ---- encryption ------------------------------------------------------------------------------
+
+
+def test_encryption_is_asked_for_and_the_server_looked_at(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the server's certificate")
+    for server in serve():
+        certificate, key = server.data / "server.crt", server.data / "server.key"
+        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost".split()
+        command += ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
+        subprocess.run(command, check=True, capture_output=True)
+        for path in (certificate, key):
+            shutil.chown(path, server.data.owner())
+        key.chmod(0o600)
+        server.execute("ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()")
+        shutil.copy(certificate, tmp_path / "ca.pem")
+
+        def encrypted(options: str, host: str = "localhost") -> bool:
+            text = server.text("postgres").replace("127.0.0.1", host)  # noqa: B023 - used in this round only
+            with closing(pg_connection.connect(parse_url(f"{text}?{options}"))) as connection:
+                cursor = connection.cursor()
+                cursor.execute("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+                return bool(cursor.fetchone()[0])
+
+        trusted = f"sslrootcert={tmp_path}/ca.pem"
+        assert encrypted("sslmode=prefer")
+        assert encrypted("sslmode=require")
+        assert not encrypted("sslmode=disable")
+        assert encrypted(f"sslmode=verify-full&{trusted}")
+        assert encrypted(f"sslmode=verify-ca&{trusted}", "127.0.0.1")
+        for options, host in (
+            (f"sslmode=verify-full&{trusted}", "127.0.0.1"),
+            ("sslmode=verify-ca", "localhost"),
+        ):
+            with pytest.raises(StorageUnavailable, match="no trusted connection"):
+                encrypted(options, host)
