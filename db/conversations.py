@@ -165,15 +165,15 @@ class ConversationStore(Repository):
 def _forget_first_segments(session: Session, conversation_id: str) -> None:
     """Empty the segments of the users' messages that no reply with anything in it comes before."""
     first = (
-        select(Message.seq, Message.id)
+        select(Message.seq, Message.id, Message.conversation_id)
         .where(Message.conversation_id == conversation_id, Message.parent_id.is_(None))
         .cte("first", recursive=True)
     )
     child = aliased(Message)
     first = first.union_all(
-        select(child.seq, child.id).where(
+        select(child.seq, child.id, child.conversation_id).where(
             child.parent_id == first.c.id,
-            child.conversation_id == conversation_id,
+            child.conversation_id == first.c.conversation_id,
             or_(child.role == "user", and_(child.content == "", child.token_ids == b"")),
         )
     )

@@ -9,7 +9,7 @@ from sqlalchemy.types import NullType
 
 
 class same_parent(FunctionElement[Any]):  # noqa: N801 (a function, to whoever writes a query)
-    """Whether two messages have the same parent, or both none."""
+    """Whether two ids of a parent are the same, or both are none."""
 
     name = "same_parent"
     type = NullType()  # as Boolean, SQLite would be asked for `= 1`, and would look for no index
