@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from app.calibration_record import CalibrationRecord, CalibrationState
+from app.database import without_secrets
 from app.engine_log import EngineLog
 from app.engine_process import EngineProcess
 from app.errors import AlreadyRunning, BadRequest, Missing
@@ -205,7 +206,7 @@ class Calibration:
         try:
             process = await EngineProcess.start(
                 [*_gently(), *self.command, *record.words(self.folder, {UPLOADED: str(self.texts)})],
-                self._environment(),
+                self._environment(record.options.get("data") == CONVERSATIONS),
                 self._log,
                 GRACE_SECONDS,
             )
@@ -222,11 +223,11 @@ class Calibration:
         else:
             self._settle(CalibrationState.FAILED, self._reason(code))
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, reads_database: bool) -> dict[str, str]:
         threads = max(1, (os.cpu_count() or 2) // 2)  # the engine wants some too
         return {
             "OMP_NUM_THREADS": str(threads),
-            **os.environ,
+            **(os.environ if reads_database else without_secrets(os.environ)),
             "TANGRAM_HOME": str(self._settings.home),
             "PYTHONUNBUFFERED": "1",
         }

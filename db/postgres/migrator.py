@@ -68,7 +68,10 @@ def migrate(
 def is_current(url: PostgresUrl) -> bool:
     """Whether the database has the schema of this version. Raises as `version_of`."""
     with closing(connect(url)) as connection:
-        return version_of(connection, url, len(MIGRATIONS)) == len(MIGRATIONS)
+        try:
+            return version_of(connection, url, len(MIGRATIONS)) == len(MIGRATIONS)
+        except driver_errors() as error:
+            raise StorageUnavailable(f"cannot open {url}: {message_of(error)}") from error
 
 
 def usable(connection: Any, url: PostgresUrl) -> None:

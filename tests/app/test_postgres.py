@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app import cli
+from app.__main__ import main
 from app.settings import Settings
 from db.postgres.migrator import migrate
 from tests.app.conftest import eventually, running_product
@@ -105,23 +106,37 @@ async def command(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said.out
 
 
-@pytest.mark.parametrize(
-    ("url", "code", "words"),
-    [
-        ("hunter2-hunter2", 2, "setting database_url: Value error, cannot be read"),
-        ("postgresql://ann:hunter2-hunter2@127.0.0.1:1/chat", 18, "cannot be reached (Connection refused)"),
-    ],
-)
-async def test_what_cannot_work_is_said_before_anything_starts(
-    tmp_path: Path, bundled_model_dir: Path, url: str, code: int, words: str
+async def test_a_server_that_is_away_is_said_before_anything_starts(
+    tmp_path: Path, bundled_model_dir: Path
 ) -> None:
+    url = "postgresql://ann:hunter2-hunter2@127.0.0.1:1/chat"
     async with start(tmp_path / "home", bundled_model_dir, TANGRAM_DATABASE_URL=url) as running:
         async with asyncio.timeout(60):
-            assert await running.process.wait() == code
+            assert await running.process.wait() == 18
     text = "\n".join(running.lines)
-    assert words in text
+    assert "cannot be reached (Connection refused)" in text
     assert "hunter2" not in text
     assert "engine" not in text
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (
+            "postgresql+psycopg://ann:hunter2-hunter2@h/chat",
+            "names the driver psycopg, and pg8000 is supported",
+        ),
+        ("hunter2-hunter2", "cannot be read: it has the form postgresql+pg8000://"),
+    ],
+)
+def test_a_wrong_url_is_a_wrong_setting(
+    url: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TANGRAM_DATABASE_URL", url)
+    assert main([]) == 2
+    said = capsys.readouterr().out
+    assert said.startswith(f"setting database_url: Value error, {words}")
+    assert "hunter2" not in said
 
 
 async def test_replies_outlive_the_server(settings: Settings, mortal: PostgresServer) -> None:

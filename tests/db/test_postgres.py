@@ -371,7 +371,18 @@ def test_encryption_is_asked_for_and_the_server_looked_at(tmp_path: Path) -> Non
         pytest.skip("openssl makes the server's certificate")
     for server in serve():
         certificate, key = server.data / "server.crt", server.data / "server.key"
-        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost".split()
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+        ]
         command += ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
         subprocess.run(command, check=True, capture_output=True)
         for path in (certificate, key):
