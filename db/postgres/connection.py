@@ -32,13 +32,7 @@ WRITER = ("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMI
 
 def connect(url: PostgresUrl, *settings: str, timeout: float | None = TIMEOUT_SECONDS) -> Any:
     """A connection of pg8000. Raises StorageUnavailable, or MigrationError for what cannot work at all."""
-    try:
-        import pg8000.dbapi
-    except ImportError as error:
-        raise MigrationError(
-            "TANGRAM_DATABASE_URL names PostgreSQL, and its driver pg8000 is not installed: install it with "
-            "`pip install 'tangram-chat[postgres]'`"
-        ) from error
+    pg8000 = _driver()
     try:
         connection = pg8000.dbapi.connect(
             user=url.user,
@@ -64,6 +58,7 @@ def connect(url: PostgresUrl, *settings: str, timeout: float | None = TIMEOUT_SE
 
 def make_engine(creator: Callable[[], Any], *, connections: int) -> Engine:
     """An SQLAlchemy engine over at most `connections` connections, each looked at before it is used again."""
+    _driver()
     engine = create_engine(
         "postgresql+pg8000://",
         creator=creator,
@@ -76,12 +71,31 @@ def make_engine(creator: Callable[[], Any], *, connections: int) -> Engine:
         hide_parameters=True,
         json_serializer=lambda value: json.dumps(value, allow_nan=False),
     )
-    engine.dialect.use_insertmanyvalues_wo_returning = (
-        True  # many rows a statement; the driver sends one by one
-    )
+    # Many rows a statement; the driver itself would send one after the other.
+    engine.dialect.use_insertmanyvalues_wo_returning = True
     engine.dialect.do_terminate = engine.dialect.do_close = _close  # type: ignore[method-assign, assignment]
+    ping = engine.dialect.do_ping
+
+    def still_there(connection: Any) -> bool:
+        try:
+            return ping(connection)
+        except OSError:  # the driver lets some of them through
+            return False
+
+    engine.dialect.do_ping = still_there  # type: ignore[method-assign, assignment]
     event.listen(engine, "handle_error", clean_up, retval=True)
     return engine
+
+
+def _driver() -> Any:
+    try:
+        import pg8000.dbapi
+    except ImportError as error:
+        raise MigrationError(
+            "TANGRAM_DATABASE_URL names PostgreSQL, and its driver pg8000 is not installed: install it with "
+            "`pip install 'tangram-chat[postgres]'`"
+        ) from error
+    return pg8000
 
 
 def _close(connection: Any) -> None:

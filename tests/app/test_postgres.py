@@ -158,8 +158,8 @@ async def test_replies_outlive_the_server(settings: Settings, mortal: PostgresSe
         for handle, asked in ((before, "/tokens 60"), (shorter, "/tokens 20")):
             async with asyncio.timeout(30):
                 # Its watchers are told before it is stored, so only the store can be asked.
-                while not (await product.services.store.get_message(product.owner, handle.reply.id)).is_final:
-                    await asyncio.sleep(0.05)  # noqa: ASYNC110
+                while not (await product.services.store.get_message(product.owner, handle.reply.id)).is_final:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
             stored = await product.services.store.get_message(product.owner, handle.reply.id)
             whole = await product.reply(await product.conversation(), asked)
             assert (stored.status, stored.content) == ("complete", whole.content)

@@ -156,6 +156,8 @@ def test_what_cannot_work_is_said_in_a_sentence(
 def test_a_missing_driver_is_said(empty: PostgresUrl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pg8000.dbapi", None)
     assert "pip install 'tangram-chat[postgres]'" in why_unusable(empty)
+    with pytest.raises(MigrationError, match="its driver pg8000 is not installed"):
+        Database(Path("chat.sqlite3"), url=empty)
 
 
 @only_postgres
