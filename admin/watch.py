@@ -19,6 +19,7 @@ from app.backups import Backup
 from app.preflight.probes import Host
 from app.services import Services
 from app.stall import StallWatch
+from db.errors import DbError
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +28,16 @@ SLOW_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of the file system that holds the data, of the database with its WAL, and of all backups."""
+    """Bytes of the file system that holds the data, of the database with its WAL, and of all backups.
+
+    database: None while it does not say. software: what keeps the database, with its version.
+    """
 
     free: int
     total: int
-    database: int
+    database: int | None
     backups: int
+    software: str = "SQLite"
 
 
 class Watch:
@@ -82,6 +87,8 @@ class Watch:
         pool = snapshot.pool if snapshot is not None and sample.error is None else None
         kept = 0 if snapshot is None else snapshot.pinned_pages
         newest = self.backups[0].made if self.backups else self._first_account
+        if self._services.database.dialect.note and not self.backups:
+            newest = None  # the server's own backups are not for us to see
         facts = Facts(
             state=supervisor.status.state.value,
             detail=supervisor.status.detail,
@@ -120,12 +127,13 @@ class Watch:
     def _look_at_disk(self) -> Disk:
         settings = self._services.settings
         usage = shutil.disk_usage(settings.home)
-        database = 0
-        for suffix in ("", "-wal", "-shm"):
-            path = settings.database_path.with_name(settings.database_path.name + suffix)
-            with contextlib.suppress(FileNotFoundError):
-                database += path.stat().st_size
-        return Disk(usage.free, usage.total, database, sum(backup.size for backup in self.backups))
+        kept = sum(backup.size for backup in self.backups)
+        dialect = self._services.database.dialect
+        try:
+            size, software = dialect.size(), f"{dialect.name} {dialect.version()}"
+        except DbError:  # a server that is away now; the next look may find it
+            return Disk(usage.free, usage.total, None, kept, dialect.name)
+        return Disk(usage.free, usage.total, size, kept, software)
 
     async def _run(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.database import without_secrets
 from app.engine_log import EngineLog
 from app.engine_process import EngineProcess
 
@@ -47,12 +48,12 @@ class BackgroundCommand:
         self._home = home
         self._log = CommandLog(home / "logs" / f"{name}.log", on_progress)
 
-    async def run(self, words: Sequence[str]) -> str:
-        """Why it failed, "" if it did not."""
+    async def run(self, words: Sequence[str], *, reads_database: bool = False) -> str:
+        """Why it failed, "" if it did not. Only what reads the database is told where that is."""
         process = None
         try:
             process = await EngineProcess.start(
-                [*_gently(), *words], self._environment(), self._log, GRACE_SECONDS
+                [*_gently(), *words], self._environment(reads_database), self._log, GRACE_SECONDS
             )
             code = await process.wait()
             await process.finish_log()
@@ -71,11 +72,11 @@ class BackgroundCommand:
         """Close its log."""
         self._log.close()
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, reads_database: bool) -> dict[str, str]:
         threads = max(1, (os.cpu_count() or 2) // 2)  # the engine wants some too
         return {
             "OMP_NUM_THREADS": str(threads),
-            **os.environ,
+            **(os.environ if reads_database else without_secrets(os.environ)),
             "TANGRAM_HOME": str(self._home),
             "PYTHONUNBUFFERED": "1",
         }

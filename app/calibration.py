@@ -189,7 +189,8 @@ class Calibration:
 
     async def _calibrate(self, record: CalibrationRecord) -> None:
         words = record.words(self.folder, {UPLOADED: str(self.texts)})
-        reason = await self._process.run([*self.command, *words])
+        reads = record.options.get("data") == CONVERSATIONS
+        reason = await self._process.run([*self.command, *words], reads_database=reads)
         if reason:
             self._settle(CalibrationState.FAILED, reason)
             return

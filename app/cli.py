@@ -15,18 +15,18 @@ from typing import Any
 from app.audit import AuditLog
 from app.control import NotRunning, Refused, ask
 from app.conversation_texts import write_texts
+from app.database import URL, existing_database, open_database
 from app.errors import AppError
 from app.fairness import FairQueue, Limits
 from app.operator_commands import Operator, sentence
 from app.passwords import Passwords
 from app.people import People
 from app.settings import Settings
-from db.backup import back_up
 from db.check import check
 from db.database import Database
 from db.errors import DbError, StorageUnavailable
 from db.maintenance import export_owner
-from db.restore import restore
+from db.postgres.moving import move_in
 from db.store import Store
 
 DESCRIPTION = """\
@@ -66,6 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     checked = add("check", "look for damage in the database or in a backup", _check)
     checked.add_argument("file", nargs="?", type=Path, help="a backup (default: the database)")
     add("vacuum", "give the space of deleted rows back; writes wait meanwhile", _vacuum)
+    words = "copy the SQLite database into the empty one of TANGRAM_DATABASE_URL, all or nothing"
+    add("to-postgres", words, _to_postgres)
     export = add("export", "write all conversations of a user, or of everybody, as JSON", _export)
     export.add_argument("target", type=Path, help="a file that is not there yet; with --all a directory")
     whose = export.add_mutually_exclusive_group(required=True)
@@ -122,7 +124,7 @@ def run(settings: Settings, options: argparse.Namespace) -> int:
 
 def _backup(settings: Settings, options: argparse.Namespace) -> int:
     directory: Path = options.directory or settings.backups_dir
-    made = back_up(_existing(settings), directory, "manual")
+    made = existing_database(settings).dialect.back_up(directory, "manual")
     print(made)
     if options.keep is not None:
         ours = directory.glob(f"{settings.database_path.stem}-*-manual-*.sqlite3")
@@ -132,7 +134,7 @@ def _backup(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _restore(settings: Settings, options: argparse.Namespace) -> int:
-    kept = restore(settings.database_path, settings.backups_dir, options.backup)
+    kept = open_database(settings).dialect.restore(options.backup)
     print(f"restored from {options.backup}")
     if kept is not None:
         print(f"what was there before is kept at {kept}")
@@ -140,12 +142,15 @@ def _restore(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _check(settings: Settings, options: argparse.Namespace) -> int:
-    path: Path = options.file or _existing(settings)
-    found = check(path)
+    if options.file:
+        where, found = str(options.file), check(options.file)
+    else:
+        dialect = existing_database(settings).dialect
+        where, found = dialect.where, dialect.check()
     for line in found:
         print(line)
     if not found:
-        print(f"{path} is in order")
+        print(f"{where} is in order")
     return 1 if found else 0
 
 
@@ -155,8 +160,19 @@ def _vacuum(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
+def _to_postgres(settings: Settings, options: argparse.Namespace) -> int:
+    if settings.postgres is None:
+        return _failed(f"set {URL} to the address of an empty PostgreSQL database first")
+    counts = move_in(settings.database_path, settings.postgres, settings.backups_dir)
+    print(f"copied {settings.database_path} to PostgreSQL ({settings.postgres}):")
+    for table, count in counts.items():
+        print(f"  {count:>9} {table}")
+    print(f"The file stays as it is and is not used while {URL} is set.")
+    return 0
+
+
 def _export(settings: Settings, options: argparse.Namespace) -> int:
-    database = Database(_existing(settings), settings.backups_dir)
+    database = existing_database(settings)
     if not database.is_current:
         raise StorageUnavailable("the database has an older schema: start the app once, which upgrades it")
     database.migrate()
@@ -256,7 +272,7 @@ def _do(settings: Settings, command: str, arguments: dict[str, Any]) -> Any:
         return ask(settings.control_dir, command, arguments)
     except NotRunning:
         pass
-    database = Database(_existing(settings), settings.backups_dir)
+    database = existing_database(settings)
     database.migrate()
 
     async def work() -> Any:
@@ -274,15 +290,6 @@ def _operator(settings: Settings, database: Database) -> Operator:
     idle = FairQueue(running=1, waiting=0, limits=Limits(1, 0, 1))
     people = People(store, Passwords(), audit, idle, link_hours=settings.link_hours)
     return Operator(database, store, people, settings.port)
-
-
-def _existing(settings: Settings) -> Path:
-    if not settings.database_path.exists():
-        raise StorageUnavailable(
-            f"there is no database at {settings.database_path}: is TANGRAM_HOME right? The first "
-            "start of the app makes it"
-        )
-    return settings.database_path
 
 
 def _day(milliseconds: int) -> str:

@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from app.database import open_database
 from app.settings import Settings
-from db.database import Database
 from db.store import Store
 
 CHARACTERS = 24_000
@@ -24,9 +24,9 @@ def write_texts(settings: Settings, out: TextIO) -> int:
     """Write them to `out`; how many. Raises DbError. Only reads: the product may be running."""
 
     async def read() -> list[list[str]]:
-        if not settings.database_path.exists():
+        if settings.postgres is None and not settings.database_path.exists():
             return []
-        database = Database(settings.database_path, settings.backups_dir)
+        database = open_database(settings)
         database.migrate()  # has nothing to do where the product has been started with this version
         try:
             return await Store(database).calibration_texts()

@@ -17,6 +17,7 @@ from app.audit import AuditLog
 from app.backups import Backups
 from app.calibration import Calibration
 from app.control import ControlServer
+from app.database import open_database
 from app.engine_change import EngineChanges
 from app.engine_settings import EngineSettings
 from app.evaluation import Evaluation
@@ -53,7 +54,6 @@ from app.services import Services
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from app.tokenising import Tokenising
-from db.database import Database
 from db.store import Store
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def build_services(
     if supervisor is None:
         kind = RemoteEngine if settings.engine_url else ManagedEngine
         supervisor = kind(settings, progress=progress)
-    database = Database(settings.database_path, settings.backups_dir)
+    database = open_database(settings)
     store = Store(database)
     engine_settings = EngineSettings(store, supervisor, settings.model, Probe(supervisor))
     limits = Limits(settings.user_running, settings.user_waiting, settings.user_per_minute)

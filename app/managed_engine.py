@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.database import without_secrets
 from app.engine_log import EngineLog
 from app.engine_process import EngineProcess
 from app.errors import EngineStartFailed, ModelUnusable
@@ -290,7 +291,7 @@ class ManagedEngine(EngineSupervisor):
         environment = {
             "VLLM_CACHE_ROOT": str(cache / "vllm"),
             "TANGRAM_KERNEL_CACHE": str(cache / "kernels"),
-            **os.environ,
+            **without_secrets(os.environ),
             "TANGRAM_HOME": str(self.settings.home),
             "VLLM_API_KEY": key,
             "VLLM_NO_USAGE_STATS": "1",

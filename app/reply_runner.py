@@ -15,8 +15,9 @@ from app.metrics import Metrics
 from app.ranks import Ranks
 from app.supervisor import EngineSupervisor
 from app.templating import Templating
-from db.errors import Conflict, DbError, InvalidInput, NotFound
+from db.errors import Conflict, DbError, InvalidInput, NotFound, StorageUnavailable
 from db.store import Store
+from db.values import clean_text
 from db.views import FinalStatus
 from tangram.client import CompletionRequest, EngineClient
 from tangram.errors import EngineRejected, EngineUnavailable
@@ -109,8 +110,15 @@ class ReplyRunner:
                 async for chunk in chunks:
                     if chunk.token_ids and job.status == "pending":
                         job.status = "streaming"
-                        await self._store.start_reply(job.owner, job.reply_id)
+                        await self._note_start(job)
                     job.take(chunk)
+
+    async def _note_start(self, job: Job) -> None:
+        """Store that it is being written. A database that is away now may be there at the first save."""
+        try:
+            await self._store.start_reply(job.owner, job.reply_id)
+        except StorageUnavailable as error:
+            log.warning("reply %s could not be marked as begun: %s", job.reply_id, error)
 
     async def _save(self, job: Job, templating: Templating) -> None:
         """Save the text so far. A disk that is full now may not be at the next try: the reply goes on."""
@@ -155,12 +163,22 @@ class ReplyRunner:
                 error=job.error,
             )
         except (NotFound, Conflict, InvalidInput) as error:  # no later try would end otherwise
+            if isinstance(error, Conflict) and await self._is_there(job, final):
+                return True
             log.error("reply %s cannot be saved: %s", job.reply_id, error)  # noqa: TRY400 (the text says it all)
             job.status, job.error = "error", "The reply could not be saved. The server's log says why."
         except DbError as error:
             log.error("reply %s could not be saved yet: %s", job.reply_id, error)  # noqa: TRY400
             return False
         return True
+
+    async def _is_there(self, job: Job, final: FinalStatus) -> bool:
+        """Whether the end is stored already, by an earlier try whose outcome was not known."""
+        try:
+            stored = await self._store.get_message(job.owner, job.reply_id)
+        except DbError:
+            return False
+        return (stored.status, stored.content) == (final, clean_text(job.text))
 
     # ---- replies that the database did not take ----------------------------------------------
 

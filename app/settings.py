@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.redaction import is_placeholder
 from app.sampling import BUNDLED_MAX_TOKENS, DEFAULT_MAX_TOKENS
+from db.errors import InvalidInput
+from db.postgres.url import PostgresUrl, parse_url
 
 DEFAULT_HOME = Path("~/.local/share/tangram-chat")
 MIN_SECRET = 16
@@ -29,6 +31,9 @@ class Settings(BaseSettings):
 
     home: Path = DEFAULT_HOME
     """Where the model, the database, backups and logs live."""
+
+    database_url: str = Field(default="", repr=False)
+    """A PostgreSQL database to keep everything in that SQLite keeps in `home` otherwise; empty: SQLite."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
@@ -117,6 +122,16 @@ class Settings(BaseSettings):
             raise ValueError(f"must have at least {MIN_SECRET} characters")
         return secret
 
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, text: str) -> str:
+        try:
+            if text.strip():
+                parse_url(text)
+        except InvalidInput as error:
+            raise ValueError(error.problem) from None
+        return text.strip()
+
     @field_validator("engine_args", "engine_command")
     @classmethod
     def _splits(cls, text: str) -> str:
@@ -144,7 +159,13 @@ class Settings(BaseSettings):
 
     @property
     def database_path(self) -> Path:
+        """The SQLite file; there is none with `database_url`."""
         return self.home / "db" / "chat.sqlite3"
+
+    @property
+    def postgres(self) -> PostgresUrl | None:
+        """What `database_url` says; None for SQLite."""
+        return parse_url(self.database_url) if self.database_url else None
 
     @property
     def backups_dir(self) -> Path:

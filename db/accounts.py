@@ -73,7 +73,7 @@ class AccountStore(Repository):
         now = self._now()
 
         def work(session: Session) -> list[PersonView]:
-            users = session.scalars(select(User).order_by(User.name)).all()
+            users = session.scalars(select(User).order_by(func.lower(User.name))).all()
             seen = _by_user(
                 session,
                 select(LoginSession.user_id, func.count(), func.max(LoginSession.last_seen_at))

@@ -18,11 +18,11 @@ _INDEXES = {
         "INSERT INTO conversations_search (conversations_search, rank) VALUES ('integrity-check', 1)"
     ),
 }
-_MOST = 20
+MOST = 20
 """Findings of one kind that are named; a damaged file can have thousands."""
 
-# What no constraint of the schema can say.
-_RULES = {
+# What no constraint of the schema can say, on either database.
+RULES = {
     "a user message that is not complete": (
         "SELECT id FROM messages WHERE role = 'user' AND status <> 'complete' LIMIT :most"
     ),
@@ -32,7 +32,7 @@ _RULES = {
     """,
     "an installation without an enabled administrator": """
         SELECT count(*) FROM users HAVING count(*) > 0
-        AND sum(is_admin AND disabled_at IS NULL) = 0
+        AND count(*) FILTER (WHERE is_admin AND disabled_at IS NULL) = 0
     """,
 }
 
@@ -71,10 +71,10 @@ def check(path: Path) -> list[str]:
 def _damage(connection: sqlite3.Connection) -> list[str]:
     found = [
         f"damaged: {line}"
-        for (line,) in connection.execute(f"PRAGMA integrity_check({_MOST})")
+        for (line,) in connection.execute(f"PRAGMA integrity_check({MOST})")
         if line != "ok"
     ]
-    for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check").fetchmany(_MOST):
+    for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check").fetchmany(MOST):
         found.append(f"row {row} of {table} refers to a missing row of {parent}")
     for index, comparison in _INDEXES.items():
         try:
@@ -87,8 +87,8 @@ def _damage(connection: sqlite3.Connection) -> list[str]:
 def _broken_rules(connection: sqlite3.Connection) -> list[str]:
     return [
         f"{rule}: {row[0]}"
-        for rule, query in _RULES.items()
-        for row in connection.execute(query, {"most": _MOST})
+        for rule, query in RULES.items()
+        for row in connection.execute(query, {"most": MOST})
     ]
 
 

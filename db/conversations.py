@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session, aliased
 from db.errors import InvalidInput, NotFound
 from db.models import Conversation, Message, User
 from db.repository import Repository, conversation_view, owned_conversation
-from db.search import matches
 from db.turns import show_branch
 from db.values import checked_object, clean_name, clean_text, new_id
 from db.views import ConversationView
@@ -76,7 +75,7 @@ class ConversationStore(Repository):
         if before is not None:
             found = found.where(tuple_(Conversation.updated_at, Conversation.id) < _position(before))
         if query is not None and query.strip():
-            found = found.where(matches(owner_id, clean_text(query.strip())))
+            found = found.where(self._database.dialect.matches(owner_id, clean_text(query.strip())))
         found = found.order_by(Conversation.updated_at.desc(), Conversation.id.desc()).limit(limit)
         return await self._database.read(
             lambda session: [conversation_view(row) for row in session.scalars(found)]
@@ -166,15 +165,15 @@ class ConversationStore(Repository):
 def _forget_first_segments(session: Session, conversation_id: str) -> None:
     """Empty the segments of the users' messages that no reply with anything in it comes before."""
     first = (
-        select(Message.seq, Message.id)
+        select(Message.seq, Message.id, Message.conversation_id)
         .where(Message.conversation_id == conversation_id, Message.parent_id.is_(None))
         .cte("first", recursive=True)
     )
     child = aliased(Message)
     first = first.union_all(
-        select(child.seq, child.id).where(
+        select(child.seq, child.id, child.conversation_id).where(
             child.parent_id == first.c.id,
-            child.conversation_id == conversation_id,
+            child.conversation_id == first.c.conversation_id,
             or_(child.role == "user", and_(child.content == "", child.token_ids == b"")),
         )
     )

@@ -25,14 +25,19 @@ class InvalidInput(DbError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 class StorageUnavailable(DbError):
-    """SQLite could not do its work: the file is locked, the disk is full, or the medium fails."""
+    """The database could not do its work: it is locked or away, the disk is full, the medium fails."""
+
+
+class OutcomeUnknown(StorageUnavailable):
+    """The connection broke during a commit, and nobody could be asked: the write may be stored, or not."""
 
 
 class DatabaseInUse(StorageUnavailable):
-    """Another process, or another `Database` of this one, already writes to the file."""
+    """Another process, or another `Database` of this one, already writes to the database."""
 
 
 class DatabaseClosed(StorageUnavailable):
@@ -51,7 +56,7 @@ class MigrationError(DbError):
 
 
 class NotADatabase(MigrationError):
-    """The file is not SQLite, or is the database of another program."""
+    """The file is not SQLite, or the database is another program's."""
 
 
 class NewerSchema(MigrationError):

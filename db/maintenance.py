@@ -1,11 +1,10 @@
-"""The operator's side: exports, backups and samples of the engine's memory, mostly with sqlite-utils.
+"""The operator's side: exports, backups, and with sqlite-utils the samples of the engine's memory.
 
 sqlite-utils manages transactions by itself and may turn foreign keys off. So it reads on a read-only
 connection, and writes on the writer's bare connection, which is thrown away afterwards.
 """
 
 import asyncio
-import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -14,45 +13,38 @@ from pathlib import Path
 from typing import Any
 
 import sqlite_utils
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from db.backup import back_up
 from db.database import Database
-from db.errors import InvalidInput, NotFound, StorageUnavailable
+from db.dialect import Vacuumed
+from db.errors import InvalidInput, NotFound
+from db.models import Conversation, Message, User
 from db.values import unpack_tokens
 
 EXPORT_FORMAT = "tangram-chat/1"
 MEMORY_SAMPLES = 43_200  # of thinned ones, most of a year
 
-_CONVERSATIONS = """
-    SELECT id, title, system_prompt, settings, active_leaf_id, created_at, updated_at, deleted_at,
-    archived_at
-    FROM conversations WHERE user_id = :owner_id
-"""
-_MESSAGES = """
-    SELECT id, conversation_id, parent_id, role, content, token_ids, status, finish_reason, error, stats,
-    model, created_at, updated_at, rating FROM messages WHERE user_id = :owner_id
-"""
-
-# Conversations that are still being taken in have -1 (see `db.transfer`) and are nobody's yet.
-_NOT_STAGED = """
-    AND conversation_id NOT IN (SELECT id FROM conversations WHERE user_id = :owner_id AND deleted_at = -1)
-"""
+_CONVERSATION = (
+    "id", "title", "system_prompt", "settings", "active_leaf_id", "created_at", "updated_at", "deleted_at",
+    "archived_at",
+)  # fmt: skip
+_MESSAGE = (
+    "id", "conversation_id", "parent_id", "role", "content", "token_ids", "status", "finish_reason", "error",
+    "stats", "model", "created_at", "updated_at", "rating",
+)  # fmt: skip
 
 
 async def export_conversation(database: Database, owner_id: str, conversation_id: str) -> dict[str, Any]:
     """One of the owner's conversations with all branches, as a JSON object. Raises NotFound."""
-    parameters = {"owner_id": owner_id, "conversation_id": conversation_id}
 
     def work(session: Session) -> dict[str, Any]:
-        tool = _tool(session)
-        conversations = list(
-            tool.query(_CONVERSATIONS + "AND id = :conversation_id AND deleted_at IS NULL", parameters)
-        )
+        chosen = Conversation.id == conversation_id, Conversation.deleted_at.is_(None)
+        conversations = _rows(session, _conversations(owner_id).where(*chosen))
         if not conversations:
             raise NotFound("conversation")
-        messages = tool.query(_MESSAGES + "AND conversation_id = :conversation_id ORDER BY seq", parameters)
-        return _export(conversations, messages)
+        messages = _messages(owner_id).where(Message.conversation_id == conversation_id)
+        return _export(conversations, _rows(session, messages))
 
     return await database.read(work)
 
@@ -64,16 +56,30 @@ async def export_owner(database: Database, owner_id: str) -> dict[str, Any]:
     """
 
     def work(session: Session) -> dict[str, Any]:
-        tool = _tool(session)
-        parameters = {"owner_id": owner_id}
-        users = list(tool.query("SELECT id, name, created_at FROM users WHERE id = :owner_id", parameters))
+        users = _rows(session, select(User.id, User.name, User.created_at).where(User.id == owner_id))
         if not users:
             raise NotFound("user")
-        conversations = list(tool.query(_CONVERSATIONS + "AND deleted_at IS NOT -1 ORDER BY seq", parameters))
-        messages = tool.query(_MESSAGES + _NOT_STAGED + "ORDER BY seq", parameters)
-        return {"user": users[0], **_export(conversations, messages)}
+        # Conversations that are still being taken in have -1 (see `db.transfer`) and are nobody's yet.
+        conversations = _conversations(owner_id).where(Conversation.deleted_at.is_distinct_from(-1))
+        shown = select(Conversation.id).where(Conversation.deleted_at.is_distinct_from(-1))
+        messages = _messages(owner_id).where(Message.conversation_id.in_(shown))
+        return {"user": users[0], **_export(_rows(session, conversations), _rows(session, messages))}
 
     return await database.read(work)
+
+
+def _conversations(owner_id: str) -> Select[*tuple[Any, ...]]:
+    columns = (getattr(Conversation, name) for name in _CONVERSATION)
+    return select(*columns).where(Conversation.user_id == owner_id).order_by(Conversation.seq)
+
+
+def _messages(owner_id: str) -> Select[*tuple[Any, ...]]:
+    columns = (getattr(Message, name) for name in _MESSAGE)
+    return select(*columns).where(Message.user_id == owner_id).order_by(Message.seq)
+
+
+def _rows(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+    return [dict(row) for row in session.execute(query).mappings()]
 
 
 async def back_up_now(database: Database) -> Path:
@@ -81,42 +87,12 @@ async def back_up_now(database: Database) -> Path:
 
     Writes go on meanwhile; the copy is the state of one moment. Raises StorageUnavailable.
     """
-    return await asyncio.to_thread(back_up, database.path, database.backup_dir, "manual")
-
-
-@dataclass(frozen=True, slots=True)
-class Vacuumed:
-    """Bytes of the database file before and after."""
-
-    before: int
-    after: int
+    return await asyncio.to_thread(database.dialect.back_up, database.backup_dir, "manual")
 
 
 async def vacuum(database: Database) -> Vacuumed:
-    """Rewrite the file without the space that deleted rows left, and put the search index in order.
-
-    Reads go on meanwhile; writes wait, some seconds for each gigabyte. Takes about twice the file's size of
-    free space. Raises StorageUnavailable when there is not enough.
-    """
-
-    def work(connection: sqlite3.Connection) -> Vacuumed:
-        tool = sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
-        before = _size(connection)
-        tool.execute("INSERT INTO messages_search (messages_search) VALUES ('optimize')")
-        tool.execute("INSERT INTO conversations_search (conversations_search) VALUES ('optimize')")
-        tool.vacuum()
-        tool.execute("PRAGMA optimize")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        return Vacuumed(before, _size(connection))
-
-    return await database.write_raw(work)
-
-
-def _size(connection: sqlite3.Connection) -> int:
-    pages, page = (
-        int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size")
-    )
-    return pages * page
+    """Put the database in order, see `Database.vacuum`. Raises StorageUnavailable when there is no room."""
+    return await database.vacuum()
 
 
 async def add_memory_sample(
@@ -181,34 +157,23 @@ async def memory_samples(database: Database, limit: int = 1000) -> list[dict[str
     if limit < 1:
         raise InvalidInput("limit", "must be at least 1")
 
-    def work(session: Session) -> list[dict[str, Any]]:
-        tool = _tool(session)
+    def work(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+        tool = sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
         if not tool["memory_samples"].exists():
             return []
         rows = list(tool.query("SELECT * FROM memory_samples ORDER BY id DESC LIMIT ?", [limit]))
         return rows[::-1]
 
-    return await database.read(work)
+    return await database.read_raw(work)
 
 
-def _tool(session: Session) -> Any:
-    connection = session.connection().connection.driver_connection
-    if connection is None:
-        raise StorageUnavailable("the reader has no connection")
-    return sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
-
-
-def _export(conversations: list[dict[str, Any]], messages: Any) -> dict[str, Any]:
-    by_id = {row["id"]: _decoded(row, "settings") | {"messages": []} for row in conversations}
+def _export(conversations: list[dict[str, Any]], messages: list[dict[str, Any]]) -> dict[str, Any]:
+    by_id = {row["id"]: row | {"messages": []} for row in conversations}
     for row in messages:
-        message = _decoded(row, "stats") | {"token_ids": list(unpack_tokens(row["token_ids"]))}
+        message = row | {"token_ids": list(unpack_tokens(row["token_ids"]))}
         by_id[message.pop("conversation_id")]["messages"].append(message)
     return {
         "format": EXPORT_FORMAT,
         "exported_at": time.time_ns() // 1_000_000,
         "conversations": list(by_id.values()),
     }
-
-
-def _decoded(row: dict[str, Any], column: str) -> dict[str, Any]:
-    return row | {column: json.loads(row[column])}

@@ -1,20 +1,42 @@
 """The tables as SQLAlchemy sees them. The migrations own the schema; a test holds the two together."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from sqlalchemy import JSON, ForeignKey, LargeBinary, String
+from sqlalchemy import JSON, BigInteger, Dialect, ForeignKey, Integer, LargeBinary, String, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from db.values import clean_text
+
+
+class StorableText(TypeDecorator[str]):
+    """Text as it can be stored and compared.
+
+    PostgreSQL refuses a NUL, and neither driver can send a lone surrogate; both may be in an id that a
+    stranger asks for. The stores clean what is written; here nothing can get past that, in a condition
+    neither.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else clean_text(value)
 
 
 class Base(DeclarativeBase):
     """Base of all mapped tables."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        int: BigInteger().with_variant(Integer, "sqlite"),  # times in milliseconds
+        str: StorableText(),
+    }
 
 
 class User(Base):
     __tablename__ = "users"
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(String(collation="NOCASE"), unique=True)
+    name: Mapped[str] = mapped_column(unique=True)
     password_hash: Mapped[str]
     is_admin: Mapped[bool]
     cache_salt: Mapped[str]

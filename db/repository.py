@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db.database import Database
 from db.errors import Conflict, NotFound
+from db.expressions import same_parent
 from db.models import Conversation, Message, User
 from db.values import Clock, name_key, new_id, unpack_tokens
 from db.views import ConversationView, MessageView, UserView
@@ -122,7 +123,7 @@ def select_messages(owner_id: str) -> Select[*tuple[Any, ...]]:
         select(func.count())
         .where(
             sibling.conversation_id == Message.conversation_id,
-            sibling.parent_id.is_not_distinct_from(Message.parent_id),
+            same_parent(sibling.parent_id, Message.parent_id),
         )
         .correlate(Message)
     )

@@ -7,6 +7,7 @@ from sqlalchemy import literal, select
 from sqlalchemy.orm import Session, aliased
 
 from db.errors import Conflict, InvalidInput, NotFound
+from db.expressions import same_parent
 from db.models import Conversation, Message
 from db.repository import (
     Repository,
@@ -40,13 +41,13 @@ class TurnStore(Repository):
             if leaf_id is not None:
                 _message_in(session, owner_id, conversation_id, leaf_id)
             step = (
-                select(Message.seq, Message.parent_id, literal(0).label("height"))
+                select(Message.seq, Message.parent_id, Message.user_id, literal(0).label("height"))
                 .where(Message.id == leaf, Message.user_id == owner_id)
                 .cte("step", recursive=True)
             )
             parent = aliased(Message)
-            up = select(parent.seq, parent.parent_id, step.c.height + 1).where(
-                parent.id == step.c.parent_id, parent.user_id == owner_id
+            up = select(parent.seq, parent.parent_id, parent.user_id, step.c.height + 1).where(
+                parent.id == step.c.parent_id, parent.user_id == step.c.user_id
             )
             step = step.union_all(up if limit is None else up.where(step.c.height < limit - 1))
             query = select_messages(owner_id).join(step, step.c.seq == Message.seq)
@@ -88,7 +89,7 @@ class TurnStore(Repository):
             query = select(Message.id).where(
                 Message.user_id == owner_id,
                 Message.conversation_id == message.conversation_id,
-                Message.parent_id.is_not_distinct_from(message.parent_id),
+                same_parent(Message.parent_id, message.parent_id),
             )
             return list(session.scalars(query.order_by(Message.seq)))
 
@@ -239,17 +240,19 @@ def show_branch(session: Session, conversation: Conversation, message_id: str) -
     """Make the branch through a message active; the id of its leaf. Raises NotFound."""
     owner_id, conversation_id = conversation.user_id, conversation.id
     _message_in(session, owner_id, conversation_id, message_id)
+    # Compared with the row above alone, which is the owner's, as then are those below it: either database may
+    # take a conversation or an owner that it is told for more telling than the parent, and read all they have
+    # at each step.
     below = (
-        select(Message.seq, Message.id)
+        select(Message.seq, Message.id, Message.conversation_id)
         .where(Message.id == message_id, Message.user_id == owner_id)
         .cte("below", recursive=True)
     )
     child = aliased(Message)
     below = below.union_all(
-        select(child.seq, child.id).where(
+        select(child.seq, child.id, child.conversation_id).where(
             child.parent_id == below.c.id,
-            child.conversation_id == conversation_id,
-            child.user_id == owner_id,
+            child.conversation_id == below.c.conversation_id,
         )
     )
     # The newest of a subtree has no children, for a child is newer than its parent.

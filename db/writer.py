@@ -1,10 +1,7 @@
 """The one thread that writes."""
 
-import logging
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import TypeVar
@@ -12,30 +9,24 @@ from typing import TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from db.connection import connect, make_engine, unavailable
-from db.errors import DatabaseClosed, StorageUnavailable
-from db.filelock import FileLock
+from db.dialect import Dialect
+from db.errors import DatabaseClosed
 
 T = TypeVar("T")
 _Job = Callable[[], None]
 
 _IDLE_SECONDS = 1.0
-_LOCK_SECONDS = 5.0  # a predecessor that is just closing
-
-_log = logging.getLogger(__name__)
 
 
 class Writer:
     """Runs jobs in the order of their submission, each in its own transaction, on its own thread.
 
-    The thread starts with the first job, and takes `lock` before it opens its connection.
+    The thread starts with the first job; its connection takes the lock of the one writer.
     """
 
-    def __init__(self, path: Path, lock: FileLock) -> None:
-        self._lock = lock
-        self._engine: Engine = make_engine(
-            lambda: self._connect(path), connections=1, begin="BEGIN IMMEDIATE"
-        )
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._engine: Engine = dialect.write_engine()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._state = Lock()
         self._thread: Thread | None = None
@@ -46,34 +37,14 @@ class Writer:
 
         The future has its result after the commit. Cancelling it before its turn skips the job.
         """
+        return self._enqueue(lambda: self._dialect.transact(self._engine, fn))
 
-        def transaction() -> T:
-            with Session(self._engine, expire_on_commit=False) as session, session.begin():
-                return fn(session)
-
-        return self._enqueue(transaction)
-
-    def submit_raw(self, fn: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Queue `fn` for the bare connection, in autocommit mode: for tools that manage their transactions.
-
-        Whatever `fn` does to the connection's settings ends with it, as does a transaction that it leaves
-        open.
-        """
-
-        def bare() -> T:
-            pooled = self._engine.raw_connection()
-            try:
-                connection = pooled.driver_connection
-                if not isinstance(connection, sqlite3.Connection):
-                    raise StorageUnavailable("the writer has no connection")
-                return fn(connection)
-            finally:
-                pooled.invalidate()
-
-        return self._enqueue(bare)
+    def submit_raw(self, fn: Callable[[Engine], T]) -> Future[T]:
+        """Queue `fn` for the writer's engine itself, between transactions."""
+        return self._enqueue(lambda: fn(self._engine))
 
     def close(self) -> None:
-        """Settle all queued jobs, write the WAL back into the database and end the thread."""
+        """Settle all queued jobs, close the connection and end the thread."""
         with self._state:
             if not self._closed:
                 self._closed = True
@@ -81,10 +52,6 @@ class Writer:
             thread = self._thread
         if thread is not None:
             thread.join()
-
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        self._lock.acquire(_LOCK_SECONDS)
-        return connect(path, read_only=False)
 
     def _enqueue(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -95,7 +62,7 @@ class Writer:
             try:
                 result = work()
             except BaseException as error:
-                future.set_exception(unavailable(error, "write") or error)
+                future.set_exception(self._dialect.unavailable(error, "write") or error)
             else:
                 future.set_result(result)
 
@@ -109,29 +76,16 @@ class Writer:
         return future
 
     def _run(self) -> None:
-        checkpoint_due = False
+        rest_due = False
         while True:
             try:
-                job = self._jobs.get(timeout=_IDLE_SECONDS if checkpoint_due else None)
+                job = self._jobs.get(timeout=_IDLE_SECONDS if rest_due else None)
             except Empty:
-                checkpoint_due = False
-                self._checkpoint("PASSIVE")
+                rest_due = False
+                self._dialect.rest(self._engine)
                 continue
             if job is None:
                 break
             job()
-            checkpoint_due = True
-        self._checkpoint("TRUNCATE")
-        self._engine.dispose()
-        self._lock.release()
-
-    def _checkpoint(self, mode: str) -> None:
-        try:
-            pooled = self._engine.raw_connection()
-            try:
-                pooled.cursor().execute(f"PRAGMA wal_checkpoint({mode})")
-            finally:
-                pooled.close()
-        except (StorageUnavailable, sqlite3.Error) as error:
-            # Nothing is lost: the WAL holds it, and the next checkpoint takes it along.
-            _log.warning("checkpoint of the database failed: %s", error)
+            rest_due = True
+        self._dialect.finish(self._engine)

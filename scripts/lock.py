@@ -20,7 +20,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
-EXTRAS = ("engine-cpu", "app", "dev")
+EXTRAS = ("engine-cpu", "app", "postgres", "dev")
 PYTHONS = ("3.11", "3.12", "3.13")
 
 # vLLM names them for image, video and audio models. They are not used here, and importing them fails when

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements-cuda.lock"
 CPU_LOCK = ROOT / "requirements.lock"
-EXTRAS = ("engine-cuda", "app")
+EXTRAS = ("engine-cuda", "app", "postgres")
 IMAGE_PYTHON = (3, 12)
 
 # The CUDA build of vLLM pins these itself, or does not want them.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that the tests have what does not come from Python packages: Chromium, and if they can be had
-# docker-compose, tini and caddy.
+# docker-compose, tini, caddy and PostgreSQL.
 set -euo pipefail
 
 say() { printf '==> %s\n' "$*" >&2; }
@@ -37,4 +37,10 @@ fi
 if ! command -v caddy >/dev/null && can_install && [ ! -d /run/systemd/system ]; then
     say "Installing caddy for the test of the proxy"
     apt_install caddy || say "caddy could not be installed: that one check is skipped"
+fi
+# The tests start servers of their own; where systemd runs, the package would start one too.
+if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null && can_install &&
+    [ ! -d /run/systemd/system ]; then
+    say "Installing PostgreSQL for the tests of the other database"
+    apt_install postgresql || say "PostgreSQL could not be installed: its tests are skipped"
 fi

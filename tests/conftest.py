@@ -10,6 +10,9 @@ import pytest
 
 from app import bundled_model
 from tests import leftovers
+from tests.postgres_server import postgres_server
+
+__all__ = ["postgres_server"]
 
 WATCHER = pytest.StashKey[tuple["subprocess.Popen[bytes]", str]]()
 

@@ -34,7 +34,13 @@ def test_the_lock_is_what_is_installed() -> None:
 def test_the_lock_covers_its_closure() -> None:
     versions = locked("requirements.lock")
     extras = PROJECT["optional-dependencies"]
-    roots = [*PROJECT["dependencies"], *extras["app"], *extras["dev"], *extras["engine-cpu"]]
+    roots = [
+        *PROJECT["dependencies"],
+        *extras["app"],
+        *extras["dev"],
+        *extras["engine-cpu"],
+        *extras["postgres"],
+    ]
     wanted = [("pyproject.toml", Requirement(line)) for line in roots]
     for name in set(versions) - ALONE:
         wanted += [(name, Requirement(line)) for line in metadata.distribution(name).requires or ()]

@@ -58,6 +58,11 @@ def library_there(name: str, package: str, found: bool) -> Problem | None:
     )
 
 
+def database_usable(error: str) -> Problem | None:
+    """The PostgreSQL database can be reached, is ours or empty, and nobody else writes to it."""
+    return Problem(Code.DATABASE, error) if error else None
+
+
 def gpu_visible(gpus: list[Gpu]) -> Problem | None:
     """There is a GPU at all."""
     if gpus:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from db.postgres.probe import why_unusable
+from db.postgres.url import PostgresUrl
 from tangram.host import available_memory, cpu_cache_bytes
 
 _QUERY = "index,name,memory.total,memory.free,compute_cap,driver_version,uuid"
@@ -102,6 +104,10 @@ class Host:
             return path.stat().st_mtime
         except OSError:
             return 0.0
+
+    def database_error(self, url: PostgresUrl) -> str:
+        """Why a PostgreSQL database cannot be used, "" if it can."""
+        return why_unusable(url)
 
     def downloaded(self, model: str) -> bool:
         """Whether a hub's model was downloaded before, as far as its configuration tells."""

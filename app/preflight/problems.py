@@ -19,6 +19,7 @@ class Code(IntEnum):
     GATED_MODEL = 15
     CLOCK = 16
     MISSING_LIBRARY = 17
+    DATABASE = 18
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ def prepare(
     ]
     if settings.metrics_port:
         problems.append(checks.port_free(settings.metrics_port, host.port_error(settings.metrics_port)))
+    if settings.postgres is not None:
+        problems.append(checks.database_usable(host.database_error(settings.postgres)))
     hub: HubAnswer | None = None
     if settings.engine_url:
         pass  # an engine that runs elsewhere has its own GPU and model

@@ -8,6 +8,7 @@ The index holds finished messages only, so a reply that is flushed every second 
 """
 
 from db.migrations.base import Migration, statements
+from db.migrations.m0001_postgres import STATEMENTS
 
 MIGRATION = Migration(
     1,
@@ -173,4 +174,5 @@ MIGRATION = Migration(
         END
         """,
     ),
+    STATEMENTS,
 )

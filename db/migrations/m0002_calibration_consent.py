@@ -13,4 +13,12 @@ MIGRATION = Migration(
         ) STRICT
         """,
     ),
+    (
+        """
+        CREATE TABLE calibration_consent (
+            user_id TEXT NOT NULL PRIMARY KEY REFERENCES users (id) ON DELETE CASCADE,
+            given_at BIGINT NOT NULL
+        )
+        """,
+    ),
 )

@@ -9,4 +9,8 @@ MIGRATION = Migration(
         "ALTER TABLE conversations ADD COLUMN archived_at INTEGER",
         "ALTER TABLE messages ADD COLUMN rating INTEGER CHECK (rating IN (-1, 1))",
     ),
+    (
+        "ALTER TABLE conversations ADD COLUMN archived_at BIGINT",
+        "ALTER TABLE messages ADD COLUMN rating BIGINT CHECK (rating IN (-1, 1))",
+    ),
 )

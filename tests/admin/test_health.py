@@ -98,6 +98,12 @@ def test_backups_and_the_drill() -> None:
     assert "is not usable" in drill_panel(bad)
     assert "44%" not in disk_panel(None)
     assert "25%" in disk_panel(Disk(1 << 30, 4 << 30, 5, 6))
+    away = disk_panel(Disk(1 << 30, 4 << 30, None, 6, "PostgreSQL"))
+    assert "Database (PostgreSQL)" in away
+    assert "does not answer" in away
+    assert "Database (PostgreSQL 15.1)" in disk_panel(Disk(1, 4, 5, 6, "PostgreSQL 15.1"))
+    for backups in ([], [one]):
+        assert "The server keeps it &amp; more" in backups_panel(backups, "The server keeps it & more")
     assert "Tangram Chat" in versions_panel({"kernels": EVIL})
     assert "<img" not in versions_panel({"kernels": EVIL})
 

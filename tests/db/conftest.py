@@ -8,6 +8,7 @@ import pytest
 
 from db import Database, Store
 from db.views import UserView
+from tests.postgres_server import PostgresServer
 
 ROOT = Path(__file__).resolve().parents[2]
 StartPython = Callable[..., "subprocess.Popen[str]"]
@@ -34,9 +35,14 @@ def start_python() -> Iterator[StartPython]:
         yield start
 
 
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(tmp_path / "db" / "chat.sqlite3", tmp_path / "backups")
+@pytest.fixture(params=["sqlite", "postgres"])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    """Both kinds, each with the schema and without rows; see `only_sqlite` and `only_postgres` in helpers."""
+    url = None
+    if request.param == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.emptied()
+    database = Database(tmp_path / "db" / "chat.sqlite3", tmp_path / "backups", url)
     database.migrate()
     yield database
     await database.aclose()

@@ -15,7 +15,9 @@ from db.errors import DatabaseInUse, MigrationError, NewerSchema, NotADatabase, 
 from db.maintenance import vacuum
 from db.restore import restore
 from tests.db.conftest import StartPython
-from tests.db.helpers import check_integrity, dump, exchange
+from tests.db.helpers import check_integrity, dump, exchange, only_sqlite
+
+pytestmark = only_sqlite
 
 
 @pytest.fixture

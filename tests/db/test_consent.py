@@ -1,12 +1,14 @@
 """Conversations are given out for calibration only where their people allow it."""
 
 import pytest
+from sqlalchemy import delete
 
 from db import Database, Store
-from db.connection import connect
 from db.errors import NotFound
+from db.models import User
+from db.repository import execute
 from db.views import UserView
-from tests.db.helpers import exchange
+from tests.db.helpers import dump, exchange
 
 
 async def talk(store: Store, owner: UserView, question: str, answer: str) -> str:
@@ -57,12 +59,5 @@ async def test_disabled_people_are_left_out_and_removed_ones_forgotten(
     await store.disable_user(owner.id)
     assert await store.calibration_texts() == [["q\n\nEve"]]
 
-    def remove(connection: object) -> None:
-        connection.execute("DELETE FROM users WHERE id = ?", (stranger.id,))  # type: ignore[attr-defined]
-
-    await database.write_raw(remove)
-    reader = connect(database.path, read_only=True)
-    try:
-        assert reader.execute("SELECT user_id FROM calibration_consent").fetchall() == [(owner.id,)]
-    finally:
-        reader.close()
+    await database.write(lambda session: execute(session, delete(User).where(User.id == stranger.id)))
+    assert [row[0] for row in dump(database)["calibration_consent"]] == [owner.id]

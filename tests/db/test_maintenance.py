@@ -7,7 +7,7 @@ from sqlalchemy import text
 from db import Database, Store, maintenance
 from db.errors import InvalidInput, NotFound, StorageUnavailable
 from db.views import UserView
-from tests.db.helpers import check_integrity, dump, exchange
+from tests.db.helpers import check_integrity, dump, exchange, only_sqlite, rows
 
 
 async def test_export_of_a_conversation(
@@ -81,7 +81,7 @@ async def test_backup_during_writes(store: Store, owner: UserView, database: Dat
     for backup in backups:
         check_integrity(Database(backup))
         assert len(dump(Database(backup))["messages"]) >= 2
-    assert dump(Database(final)) == dump(database)
+    assert rows(Database(final)) == rows(database)
 
 
 async def test_backup_that_cannot_be_written(database: Database) -> None:
@@ -101,9 +101,10 @@ async def test_memory_samples_are_bounded(database: Database) -> None:
     latest = (await maintenance.memory_samples(database))[-1]
     assert (latest["used_bytes"], latest["state"], latest["free_pages"]) == (2**40, "ready", None)
     assert latest["time"] > 10**12
-    assert len(dump(database)["memory_samples"]) == 5
+    assert len(await maintenance.memory_samples(database)) == 5
 
 
+@only_sqlite
 async def test_samples_leave_the_writer_as_it_was(store: Store, owner: UserView, database: Database) -> None:
     await asyncio.gather(
         *(maintenance.add_memory_sample(database, {f"column_{number % 3}": number}) for number in range(9)),

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import JSON, inspect
 
 from db import Database, Store, migrator
 from db.connection import connect
@@ -13,7 +13,7 @@ from db.errors import MigrationError, NewerSchema, NotADatabase
 from db.filelock import FileLock
 from db.migrations import MIGRATIONS, Migration
 from db.migrations.base import statements
-from db.models import Base
+from db.models import Base, StorableText
 from tests.db.conftest import StartPython
 from tests.db.helpers import check_integrity, dump
 
@@ -58,22 +58,34 @@ def test_first_start_makes_the_file_and_needs_no_backup(tmp_path: Path) -> None:
     database.close()
 
 
+TYPES = {
+    "SQLite": {str: "TEXT", int: "INTEGER", bool: "INTEGER", bytes: "BLOB", dict: "TEXT"},
+    "PostgreSQL": {str: "TEXT", int: "BIGINT", bool: "BOOLEAN", bytes: "BYTEA", dict: "JSON"},
+}
+
+
 def test_models_are_the_migrated_schema(database: Database) -> None:
-    engine = create_engine(f"sqlite:///{database.path}")
+    engine = database.dialect.read_engine(1)
     inspector = inspect(engine)
+    types = TYPES[database.dialect.name]
     for table in Base.metadata.sorted_tables:
         columns = {column["name"]: column for column in inspector.get_columns(table.name)}
+        keys = inspector.get_pk_constraint(table.name)["constrained_columns"]
         assert set(columns) == {column.name for column in table.columns}, table.name
         for column in table.columns:
             found = columns[column.name]
             where = f"{table.name}.{column.name}"
-            expected = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "bytes": "BLOB"}
-            python = "str" if column.type.__class__.__name__ == "JSON" else column.type.python_type.__name__
-            assert str(found["type"]) == expected[python], where
-            assert bool(found["primary_key"]) == column.primary_key, where
-            if column.type.__class__.__name__ != "JSON":
+            is_json = isinstance(column.type, JSON)
+            python = str if isinstance(column.type, StorableText) else column.type.python_type
+            assert str(found["type"]) == types[dict if is_json else python], where
+            assert (column.name in keys) == column.primary_key, where
+            if not is_json:
                 assert found["nullable"] == bool(column.nullable), where
     engine.dispose()
+
+
+def test_every_step_is_there_for_both_databases() -> None:
+    assert [step.number for step in MIGRATIONS if step.postgres] == [step.number for step in MIGRATIONS]
 
 
 def test_upgrade_backs_up_first(used: Database) -> None:

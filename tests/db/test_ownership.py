@@ -203,7 +203,7 @@ class LeakyStore(Store):
     """What the check must find: look-ups and changes that forget the owner."""
 
     async def get_message(self, owner_id: str, message_id: str) -> MessageView:
-        owner = next(row[2] for row in dump(self._database)["messages"] if row[1] == message_id)
+        owner = next(row[2] for row in dump(self._database)["messages"] if message_id in row[:2])
         return await self._database.read(lambda session: message_view(session, owner, message_id))
 
     async def siblings(self, owner_id: str, message_id: str) -> list[str]:

@@ -1,11 +1,10 @@
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
 from db import Database, Store
+from db.values import new_id
 from db.views import UserView
 from tests.db.helpers import check_integrity, exchange
 
@@ -128,14 +127,8 @@ ALPHABET = 'aA"%_\\* 你好é'
     contents=st.lists(st.text(ALPHABET, max_size=12), min_size=1, max_size=6),
     queries=st.lists(st.text(ALPHABET, min_size=1, max_size=6), min_size=1, max_size=8),
 )
-async def test_search_is_containment(
-    tmp_path_factory: pytest.TempPathFactory, contents: list[str], queries: list[str]
-) -> None:
-    path: Path = tmp_path_factory.mktemp("search") / "chat.sqlite3"
-    database = Database(path)
-    database.migrate()
-    store = Store(database)
-    user = await store.create_user("Ada", "hash")
+async def test_search_is_containment(store: Store, contents: list[str], queries: list[str]) -> None:
+    user = await store.create_user(new_id(), "hash")
     texts = {}
     for content in contents:
         conversation = await store.create_conversation(user.id, "-")
@@ -145,4 +138,3 @@ async def test_search_is_containment(
         found = {item.id for item in await store.list_conversations(user.id, query)}
         wanted = query.strip().lower()
         assert found == {key for key, content in texts.items() if wanted in content.lower()}
-    await database.aclose()

@@ -15,7 +15,7 @@ from db.models import Conversation
 from db.repository import execute
 from db.transfer import NewConversation, NewTurn
 from tests.db.conftest import StartPython
-from tests.db.helpers import check_integrity, dump
+from tests.db.helpers import check_integrity, dump, only_sqlite
 
 TALK = (
     NewTurn("user", "What is C++?", None, created_at=5),
@@ -151,6 +151,7 @@ def transactions(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[in
     return sizes
 
 
+@only_sqlite
 @pytest.mark.usefixtures("small_batches")
 async def test_no_transaction_takes_in_or_removes_much(
     store: Store, database: Database, monkeypatch: pytest.MonkeyPatch

@@ -8,11 +8,19 @@ from typing import Any, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from db import Database, Store
+from db.postgres.url import PostgresUrl
 from db.views import FINAL_STATUSES, MessageView
 from tests.db.helpers import check_integrity
+from tests.postgres_server import PostgresServer
 
 T = TypeVar("T")
 
@@ -20,8 +28,9 @@ T = TypeVar("T")
 class Tree(RuleBasedStateMachine):
     """Adds turns, edits, other replies; finishes, switches, restarts; and compares after every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: PostgresUrl | None = None) -> None:
         super().__init__()
+        self.url = url
         self.runner = asyncio.Runner()
         self.folder = TemporaryDirectory()
         self.open()
@@ -35,7 +44,7 @@ class Tree(RuleBasedStateMachine):
         self.active: str | None = None
 
     def open(self) -> None:
-        self.database = Database(Path(self.folder.name) / "chat.sqlite3")
+        self.database = Database(Path(self.folder.name) / "chat.sqlite3", url=self.url)
         self.database.migrate()
         self.store = Store(self.database)
 
@@ -129,5 +138,10 @@ class Tree(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-TestTree = Tree.TestCase
-TestTree.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)
+def test_on_sqlite() -> None:
+    run_state_machine_as_test(Tree, settings=settings(max_examples=8, stateful_step_count=20, deadline=None))
+
+
+def test_on_postgres(postgres_server: PostgresServer) -> None:
+    fewer = settings(max_examples=4, stateful_step_count=20, deadline=None)
+    run_state_machine_as_test(lambda: Tree(postgres_server.emptied()), settings=fewer)
