@@ -287,7 +287,7 @@ class FakeEngine:
                 "page_tokens": shape.page_tokens,
                 "group_size": self.config.group_size,
                 "scope": "model",
-                "scorer": "keydiff",
+                "scorer": "keyvalue",
                 "alpha": self.config.alpha,
                 "rewind": shape.rewind,
                 "profile": self.config.profile,

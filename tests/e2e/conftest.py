@@ -27,7 +27,7 @@ def running(served: Product) -> int:
 def served(bundled_model_dir: Path) -> Iterator[Product]:
     """The running product: `url`, `home`, `log`, and `running(served)` for what the engine works on."""
     # The real model may go on for thousands of tokens, which a busy machine takes minutes for.
-    environment = {"MODEL": str(bundled_model_dir), "MAX_REPLY_TOKENS": "600"}
+    environment = {"MODEL": str(bundled_model_dir), "TANGRAM_MAX_REPLY_TOKENS": "600"}
     if FAKE:
         environment["TANGRAM_ENGINE_COMMAND"] = f"{sys.executable} {ROOT / 'tests' / 'fake_engine.py'}"
     with product(environment, running, ready=600) as started:
