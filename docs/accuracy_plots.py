@@ -10,7 +10,16 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-COLOURS = {"full": "#7a7a7a", "profile": "#084594", "uniform": "#d95f02", "shuffled": "#b22222"}
+BARS = {
+    "full": ("all kept", "#7a7a7a"),
+    "profile keyvalue 0.25": ("calibrated, keyvalue", "#084594"),
+    "profile keydiff 0.25": ("calibrated, keydiff", "#6baed6"),
+    "uniform keyvalue 0.25": ("equal, keyvalue", "#d95f02"),
+    "uniform keydiff 0.25": ("equal, keydiff", "#fdae6b"),
+    "shuffled keyvalue 0.25": ("shuffled, keyvalue", "#b22222"),
+    "shuffled keydiff 0.25": ("shuffled, keydiff", "#e9a3a3"),
+}
+"""Conditions that are drawn, where they were measured: name and colour."""
 LAYOUT: dict[str, Any] = {
     "template": "plotly_white",
     "width": 830,
@@ -51,15 +60,14 @@ def answers(model: str, rows: Sequence[Data]) -> go.Figure:
     length = max(set(lengths), key=lambda one: (lengths.count(one), one))
     made = figure(
         f"Right answers about a history of {int(length):,} tokens, {model}",
-        "a quarter kept, KeyDiff; asked when all of the text is sealed; 95% intervals",
+        "a quarter kept, by budgets and scorer; asked when all of the text is sealed; 95% intervals",
         "",
         "percent",
         barmode="group",
         yaxis={"title": {"text": "percent"}, "range": [0, 100]},
     )
-    for budgets, colour in COLOURS.items():
-        name = "full" if budgets == "full" else f"{budgets} keydiff 0.25"
-        own = [row for row in scored if row["condition"] == name and row["cell"].endswith(f"@{length}")]
+    for condition, (name, colour) in BARS.items():
+        own = [row for row in scored if row["condition"] == condition and row["cell"].endswith(f"@{length}")]
         if own:
             made.add_bar(
                 x=[row["cell"].partition("@")[0] for row in own],
@@ -68,7 +76,7 @@ def answers(model: str, rows: Sequence[Data]) -> go.Figure:
                     "array": [100 * (row["high"] - row["value"]) for row in own],
                     "arrayminus": [100 * (row["value"] - row["low"]) for row in own],
                 },
-                name={"full": "all kept", "profile": "calibrated", "uniform": "equal"}.get(budgets, budgets),
+                name=name,
                 marker={"color": colour},
             )
     return made

@@ -76,7 +76,7 @@ def test_accuracy(tmp_path: Path) -> None:
         cell | {"condition": condition, "cell": cell_name, "value": value}
         for condition, cell_name, value in (
             ("full", "single@4096", 0.7),
-            ("profile keydiff 0.25", "single@4096", 0.6),
+            ("profile keyvalue 0.25", "single@4096", 0.6),
             ("full", "loss@4096", 2.0),
             ("full", "single@8192", 0.1),
             ("snapkv profile 0.25", "single@4096", 0.2),
