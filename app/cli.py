@@ -15,7 +15,7 @@ from typing import Any
 from app.audit import AuditLog
 from app.control import NotRunning, Refused, ask
 from app.conversation_texts import write_texts
-from app.database import URL, existing_database, open_database
+from app.database import URL, existing_database, replaced_database
 from app.errors import AppError
 from app.fairness import FairQueue, Limits
 from app.operator_commands import Operator, sentence
@@ -134,7 +134,7 @@ def _backup(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _restore(settings: Settings, options: argparse.Namespace) -> int:
-    kept = open_database(settings).dialect.restore(options.backup)
+    kept = replaced_database(settings).dialect.restore(options.backup)
     print(f"restored from {options.backup}")
     if kept is not None:
         print(f"what was there before is kept at {kept}")
@@ -167,7 +167,7 @@ def _to_postgres(settings: Settings, options: argparse.Namespace) -> int:
     print(f"copied {settings.database_path} to PostgreSQL ({settings.postgres}):")
     for table, count in counts.items():
         print(f"  {count:>9} {table}")
-    print(f"The file stays as it is and is not used while {URL} is set.")
+    print(f"The file stays as it is, and is not used any more: without {URL} commands and the app refuse it.")
     return 0
 
 

@@ -7,12 +7,21 @@ from collections.abc import Mapping
 from app.settings import Settings
 from db.database import Database
 from db.errors import StorageUnavailable
+from db.moved import refuse_moved
 
 URL = "TANGRAM_DATABASE_URL"
 
 
 def open_database(settings: Settings) -> Database:
-    """The database, which has yet to be migrated; nothing is opened yet."""
+    """The database, which has yet to be migrated; nothing is opened yet. Raises StorageUnavailable for an
+    SQLite file that was moved to PostgreSQL."""
+    if settings.postgres is None:
+        refuse_moved(settings.database_path)
+    return replaced_database(settings)
+
+
+def replaced_database(settings: Settings) -> Database:
+    """The same, for a restore: what is there does not matter."""
     return Database(settings.database_path, settings.backups_dir, settings.postgres)
 
 

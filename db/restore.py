@@ -12,6 +12,7 @@ from db.connection import connect
 from db.errors import StorageUnavailable
 from db.filelock import FileLock
 from db.migrator import LOCK_NAME
+from db.moved import note_beside
 
 _LOCK_SECONDS = 2.0
 
@@ -39,6 +40,7 @@ def restore(path: Path, backup_dir: Path, backup: Path) -> Path | None:
             made.execute("PRAGMA journal_mode = WAL")
         kept = _put_aside(path, backup_dir) if path.exists() else None
         part.replace(path)
+        note_beside(path).unlink(missing_ok=True)  # this file is the database again
         sync(path.parent)
         return kept
     except (OSError, sqlite3.Error) as error:

@@ -12,7 +12,9 @@ import pytest
 
 from app import cli
 from app.__main__ import main
+from app.factory import build_services
 from app.settings import Settings
+from db.errors import StorageUnavailable
 from db.postgres.migrator import migrate
 from tests.app.conftest import eventually, running_product
 from tests.app.test_process import ready, signed_in, start
@@ -201,3 +203,15 @@ async def test_the_command_that_moves(
     assert code == 1
     assert "is not empty: there are rows in users" in said
     assert PASSWORD not in said
+
+    copy = (await command(capsys, "backup")).strip()
+    monkeypatch.delenv("TANGRAM_DATABASE_URL")
+    there = set(settings.backups_dir.glob("*"))
+    for words in (["backup", "--keep", "1"], ["check"], ["user", "list"], ["export", "--all", str(tmp_path)]):
+        assert await asyncio.to_thread(cli.run, Settings(), cli.parse(words)) == 1, words
+        assert "moved to PostgreSQL: set TANGRAM_DATABASE_URL" in capsys.readouterr().err
+    assert set(settings.backups_dir.glob("*")) == there, "nothing stale beside, nothing pruned"
+    with pytest.raises(StorageUnavailable, match="moved to PostgreSQL"):
+        build_services(Settings())
+    await command(capsys, "restore", copy)
+    assert (await command(capsys, "user", "list")).startswith("admin     ann")

@@ -20,6 +20,7 @@ from db.drill import rehearse
 from db.errors import Conflict, DatabaseInUse, MigrationError, NewerSchema, NotADatabase, StorageUnavailable
 from db.migrations import MIGRATIONS, Migration
 from db.migrations.base import statements
+from db.moved import refuse_moved
 from db.postgres import connection as pg_connection
 from db.postgres.dialect import PostgresDialect
 from db.postgres.migrator import migrate
@@ -240,6 +241,7 @@ async def test_a_move_that_fails_leaves_nothing(
         broken.setattr("db.postgres.backup.make_search_index", lambda connection: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             move_in(sqlite.path, empty, tmp_path / "backups")
+    refuse_moved(sqlite.path)  # it was not
     database = Database(tmp_path / "new" / "chat.sqlite3", tmp_path / "backups", empty)
     database.migrate()
     assert not any(dump(database).values())

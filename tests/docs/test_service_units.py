@@ -16,6 +16,8 @@ from tests.tree import ROOT
 
 UNITS = sorted((ROOT / "docs" / "systemd").iterdir())
 TREE = "/opt/tangram-chat"
+SETTINGS = "set -a; TANGRAM_HOME=/var/lib/tangram-chat; . /etc/tangram-chat.env; "
+"""What gives a command in a shell what the units give to theirs."""
 
 
 def entries(unit: Path) -> list[tuple[str, str, str]]:
@@ -43,9 +45,8 @@ def commands() -> list[list[str]]:
     assert 0 <= int(minute) < 60
     assert 0 <= int(hour) < 24
     assert "%" not in command, "cron ends a command there"
-    home, *words = shlex.split(command)
-    assert home.startswith("TANGRAM_HOME=/")
-    return [*started, words]
+    assert command.startswith(SETTINGS)
+    return [*started, shlex.split(command.removeprefix(SETTINGS))]
 
 
 def test_what_is_started_exists_and_takes_these_options() -> None:
@@ -58,6 +59,30 @@ def test_what_is_started_exists_and_takes_these_options() -> None:
         else:
             assert (ROOT / program.removeprefix(f"{TREE}/")).stat().st_mode & 0o100
     assert programs == {"scripts/up.sh", ".venv/bin/tangram-chat"}
+
+
+def test_all_read_the_settings_that_name_the_database() -> None:
+    services = [unit for unit in UNITS if unit.suffix == ".service"]
+    assert len(services) == 2
+    for unit in services:
+        given = {(name, value) for _, name, value in entries(unit) if name.startswith("Environment")}
+        assert given == {
+            ("Environment", "TANGRAM_HOME=/var/lib/tangram-chat"),
+            ("EnvironmentFile", "-/etc/tangram-chat.env"),
+        }, unit.name
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    commands_there = [line for line in text.splitlines() if f"{TREE}/.venv/bin/tangram-chat" in line]
+    assert len(commands_there) == 2
+    assert all(SETTINGS in line for line in commands_there)
+
+
+def test_a_shell_gives_the_settings_to_a_command(tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_text("# a comment\nMODEL=a/b\nTANGRAM_DATABASE_URL='postgresql://h/x?a=1&b=2'\n")
+    words = SETTINGS.replace("/etc/tangram-chat.env", str(file)) + "env"
+    said = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=20, check=True).stdout
+    assert "TANGRAM_DATABASE_URL=postgresql://h/x?a=1&b=2\n" in said
+    assert "TANGRAM_HOME=/var/lib/tangram-chat\n" in said
 
 
 def test_a_host_that_cannot_work_is_not_tried_again() -> None:
