@@ -9,12 +9,13 @@ import gradio as gr
 
 from app.errors import AppError, NotSignedIn
 from app.ui.render import notice
-from db.errors import DbError, NotFound
+from db.errors import Conflict, DbError, InvalidInput, NotFound
 from tangram.errors import TangramError
 
 log = logging.getLogger(__name__)
 
 GONE = "This conversation is not here any more."
+NO_HISTORY = "The history cannot be read or written now."
 BROKEN = "Something went wrong on the server. Your text is still here; try again."
 
 
@@ -28,6 +29,16 @@ def owner_of(request: gr.Request) -> str:
 def session_of(request: gr.Request) -> str:
     """Gradio's name of the open page."""
     return request.session_hash or ""
+
+
+def told(error: AppError | DbError | TangramError) -> str:
+    """What a reader is told of an error. Where the database is and why it failed is for the log alone."""
+    if isinstance(error, NotFound):
+        return GONE
+    if isinstance(error, DbError) and not isinstance(error, Conflict | InvalidInput):
+        log.error("storage: %s", error)
+        return NO_HISTORY
+    return str(error)
 
 
 Handler = Callable[..., Awaitable[dict[Any, Any]]]
@@ -45,10 +56,8 @@ def guarded(handler: Handler) -> Handler:
         self.epochs.touch(session)
         try:
             return await handler(self, *args)
-        except NotFound:
-            text = GONE
         except (AppError, DbError, TangramError) as error:
-            text = str(error)
+            text = told(error)
         except Exception:
             log.exception("chat page: %s failed", handler.__name__)
             text = BROKEN

@@ -12,14 +12,14 @@ from app.events import ReplyHandle
 from app.services import Services
 from app.ui.epochs import Epochs
 from app.ui.following import Followers
-from app.ui.guard import GONE, guarded, owner_of, session_of
+from app.ui.guard import guarded, owner_of, session_of, told
 from app.ui.markdown import typed_message
 from app.ui.meter import LiveMeter
 from app.ui.parts import Parts
 from app.ui.progress import paced
 from app.ui.render import chat_message, chat_messages, notice
 from app.ui.screen import PAGE, Screen, Update, spanned
-from db.errors import DbError, NotFound
+from db.errors import DbError
 from tangram.errors import TangramError
 
 UPDATE_SECONDS = 0.1
@@ -188,7 +188,5 @@ class MessageHandlers:
                 **self.screen.composer(False),
                 **await self.screen.context(owner, reply.conversation_id, reply_id),
             }
-        except NotFound:
-            yield {self.parts.notice: notice(GONE), self.parts.live: "", **self.screen.composer(False)}
         except (AppError, DbError, TangramError) as error:
-            yield {self.parts.notice: notice(str(error)), self.parts.live: "", **self.screen.composer(False)}
+            yield {self.parts.notice: notice(told(error)), self.parts.live: "", **self.screen.composer(False)}

@@ -55,6 +55,8 @@ def parse_url(text: str) -> PostgresUrl:
     `?host=/a/folder` leads to a Unix socket; `sslmode` and `sslrootcert` mean what they mean to PostgreSQL's
     own programs. Raises InvalidInput, which never quotes the text: it holds a password.
     """
+    if text.count("@") > 1:  # the rest of a password would be read as a host, which messages name
+        raise _wrong("has an @ that is not written as %40, in the password or the user's name")
     try:
         url = make_url(text.strip())
     except (ArgumentError, ValueError) as error:

@@ -18,6 +18,7 @@ from app.ui.guard import BROKEN, GONE
 from app.ui.handlers import ChatHandlers
 from app.ui.render import notice
 from db.database import Database
+from db.errors import StorageUnavailable
 from db.store import Store
 from db.transfer import NewConversation, NewTurn
 from tests.ui.support import Product
@@ -140,6 +141,27 @@ async def test_an_unexpected_error_is_logged_and_not_shown(
     assert BROKEN in update[page.parts.notice]
     assert "secret detail" not in update[page.parts.notice]
     assert "secret detail" in caplog.text
+
+
+async def test_where_the_database_is_is_for_the_log(
+    page: ChatHandlers, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    me = (await store.create_user("me", "x")).id
+
+    async def away(*arguments: Any, **options: Any) -> Any:
+        raise StorageUnavailable("PostgreSQL (chat at secret.host) does not answer")
+
+    for name in ("create_conversation", "get_message", "list_conversations"):
+        monkeypatch.setattr(store, name, away)
+    (followed,) = [update async for update in page.follow("some-reply:50:1", asks(me))]
+    for update in (
+        await page.send("Hello", "", "", "", asks(me)),
+        await page.search("", "", asks(me)),
+        followed,
+    ):
+        assert "The history cannot be read or written now." in update[page.parts.notice]
+        assert "secret.host" not in str(update)
+    assert caplog.text.count("secret.host") == 3
 
 
 async def test_a_stranger_gets_nothing(page: ChatHandlers, store: Store) -> None:
