@@ -41,6 +41,7 @@ class Calibration:
     """One per process. `folder` has the profiles.
 
     on_done: is told of each that is complete. busy: whether something else needs the model's memory now.
+    beginning: held from the look whether something runs until it does, also by what else needs that memory.
     """
 
     command: Sequence[str] = (sys.executable, "-m", "tangram", "calibrate")
@@ -53,6 +54,7 @@ class Calibration:
         self._path = self.folder / "calibration.json"
         self.texts = settings.home / "calibration" / "texts.jsonl"
         self.on_done: Callable[[CalibrationRecord], Awaitable[None]] = _nothing_more
+        self.beginning = asyncio.Lock()
         self.busy: Callable[[], bool] = lambda: False
         self._process = BackgroundCommand(settings.home, "calibration", self._progress)
         self._task: asyncio.Task[None] | None = None
@@ -92,34 +94,36 @@ class Calibration:
 
     async def start(self, user_id: str, options: Mapping[str, Any]) -> CalibrationRecord:
         """Begin a calibration of the served model. Raises BadRequest, AlreadyRunning, EngineNotReady."""
-        self._refuse_beside()
-        source, name = self._supervisor.model_source, self._supervisor.status.model
-        checked = checked_options(source, options)
-        if checked["data"] == UPLOADED and not self.texts.is_file():
-            raise BadRequest("No texts were uploaded yet.", param="data")
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        record = CalibrationRecord(
-            out=f"{_slug(name)}-{stamp}.json",
-            model=name,
-            source=source,
-            options=checked,
-            user_id=user_id,
-            started=_now(),
-        )
-        await self._store.add_audit(user_id, "calibration.start", None, {"out": record.out, **checked})
-        self._run(record)
-        return record
+        async with self.beginning:
+            self._refuse_beside()
+            source, name = self._supervisor.model_source, self._supervisor.status.model
+            checked = checked_options(source, options)
+            if checked["data"] == UPLOADED and not self.texts.is_file():
+                raise BadRequest("No texts were uploaded yet.", param="data")
+            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+            record = CalibrationRecord(
+                out=f"{_slug(name)}-{stamp}.json",
+                model=name,
+                source=source,
+                options=checked,
+                user_id=user_id,
+                started=_now(),
+            )
+            await self._store.add_audit(user_id, "calibration.start", None, {"out": record.out, **checked})
+            self._run(record)
+            return record
 
     async def resume(self, user_id: str) -> CalibrationRecord:
         """Go on with the one that was cancelled, or failed. Raises Missing, AlreadyRunning."""
-        self._refuse_beside()
-        record = self._present()
-        if record.state is CalibrationState.DONE:
-            raise AlreadyRunning("The calibration is complete.")
-        await self._store.add_audit(user_id, "calibration.resume", None, {"out": record.out})
-        record = replace(record, state=CalibrationState.RUNNING, ended=None, message="")
-        self._run(record)
-        return record
+        async with self.beginning:
+            self._refuse_beside()
+            record = self._present()
+            if record.state is CalibrationState.DONE:
+                raise AlreadyRunning("The calibration is complete.")
+            await self._store.add_audit(user_id, "calibration.resume", None, {"out": record.out})
+            record = replace(record, state=CalibrationState.RUNNING, ended=None, message="")
+            self._run(record)
+            return record
 
     async def cancel(self, user_id: str) -> CalibrationRecord:
         """End it; what was found is kept, and `resume` goes on. Raises Missing, AlreadyRunning."""
@@ -129,18 +133,19 @@ class Calibration:
             raise AlreadyRunning("No calibration is running.")
         task.cancel()
         await asyncio.wait({task})
-        if self._present().running:  # it may have come to its end just before
+        if self._task is task and self._present().running:  # it may have come to its end just before
             self._settle(CalibrationState.CANCELLED)
         await self._store.add_audit(user_id, "calibration.cancel", None, {"out": record.out})
         return self._present()
 
     async def discard(self, user_id: str) -> None:
         """Forget one that is not complete, and what it found. Raises Missing, AlreadyRunning."""
-        self._refuse_while_running()
-        record = self._present()
-        await asyncio.to_thread(self._remove, record)
-        self.record = None
-        await self._store.add_audit(user_id, "calibration.discard", {"out": record.out}, None)
+        async with self.beginning:
+            self._refuse_while_running()
+            record = self._present()
+            await asyncio.to_thread(self._remove, record)
+            self.record = None
+            await self._store.add_audit(user_id, "calibration.discard", {"out": record.out}, None)
 
     # ---- the app's life ----------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ from typing import Any
 from app.background_command import BackgroundCommand
 from app.calibration import Calibration
 from app.calibration_record import CalibrationRecord, CalibrationState
-from app.engine_settings import NONE
+from app.engine_settings import AUTO, NONE
 from app.errors import AlreadyRunning, AppError, BadRequest
 from app.profiles import ProfileEntry, Profiles, results_path
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
+from db.errors import DbError
 from db.store import Store
 from tangram.calibration.verdict import FORMAT, VERSION, file_hash
 from tangram.errors import TangramError
@@ -99,6 +100,10 @@ class Evaluation:
     async def start(self, user_id: str, name: str, other: str | None = None) -> EvaluationRecord:
         """Begin to try a profile against another one, by default what the engine runs with, at the engine's
         settings. Raises Missing, BadRequest, AlreadyRunning, EngineNotReady."""
+        async with self._calibration.beginning:
+            return await self._start(user_id, name, other)
+
+    async def _start(self, user_id: str, name: str, other: str | None) -> EvaluationRecord:
         if self.running:
             raise AlreadyRunning("Profiles are being tried. Wait until that is done, or cancel it.")
         if self._calibration.record is not None and self._calibration.record.running:
@@ -130,7 +135,7 @@ class Evaluation:
             raise AlreadyRunning("No profile is being tried.")
         task.cancel()
         await asyncio.wait({task})
-        if self.running:  # it may have come to its end just before
+        if self._task is task and self.running:  # it may have come to its end just before
             self._settle(CalibrationState.CANCELLED)
         await self._store.add_audit(user_id, "profile.evaluate_cancel", None, {"profile": record.profile})
         return self.record or record
@@ -163,12 +168,19 @@ class Evaluation:
         if other is not None:
             return await self._profiles.entry(other)
         used = config.get("profile") if config.get("scope") != "uniform" else None
-        return next((one for one in await self._profiles.every() if str(one.path) == str(used)), None)
+        if used in (None, AUTO, NONE):
+            return None
+        for one in await self._profiles.every():
+            if str(one.path) == str(used):
+                return one
+        raise BadRequest(
+            "The engine runs with a profile that is not listed here: name another one.", param="other"
+        )
 
     async def _after_calibration(self, done: CalibrationRecord) -> None:
         try:
             await self.start(done.user_id, done.out)
-        except (AppError, TangramError) as error:
+        except (AppError, DbError, TangramError) as error:
             log.info("the new profile is not tried by itself: %s", error)
 
     async def _run(self, entry: ProfileEntry, words: Sequence[str], out: Path) -> None:
@@ -190,6 +202,11 @@ class Evaluation:
         fresh = path.with_name(path.name + ".new")
         fresh.write_text(json.dumps(every, indent=1) + "\n", encoding="utf-8")
         fresh.replace(path)
+        if (
+            not entry.path.exists()
+        ):  # looked at last: whoever deletes a profile deletes it first, then its results
+            path.unlink(missing_ok=True)
+            raise ValueError("the profile was deleted")
 
     def _valid(self, entry: ProfileEntry, every: Mapping[str, ProfileEntry]) -> dict[str, dict[str, Any]]:
         found = _read(results_path(self._profiles.folder, entry.name))

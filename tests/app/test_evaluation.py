@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,10 @@ from typing import Any
 import pytest
 
 from app.calibration import Calibration
+from app.calibration_record import CalibrationRecord
+from app.errors import AlreadyRunning
 from app.evaluation import Evaluation
+from db.errors import StorageUnavailable
 from tests.app.conftest import Product, eventually
 from tests.app.test_calibration import FAKE as FAKE_CALIBRATE
 from tests.app.test_profiles import SERVED, keep
@@ -141,3 +146,72 @@ async def test_a_new_profile_is_tried_by_itself(
     await product.services.calibration.wait()
     await product.services.evaluation.wait()
     assert set(await found(product, made)) == {"none"}
+
+
+async def test_of_several_at_once_one_begins(
+    product: Product, own: str, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acting("slow")
+    monkeypatch.setattr(Calibration, "command", (sys.executable, str(FAKE_CALIBRATE), "slow", "-"))
+    evaluation, calibration = product.services.evaluation, product.services.calibration
+    for jobs in (
+        [
+            evaluation.start(product.owner, own),
+            evaluation.start(product.owner, own),
+            calibration.start(product.owner, {"samples": 3}),
+        ],
+        [calibration.start(product.owner, {"samples": 3}), calibration.start(product.owner, {"samples": 3})],
+    ):
+        begun = await asyncio.gather(*jobs, return_exceptions=True)
+        assert [isinstance(one, AlreadyRunning) for one in begun] == [False, *[True] * (len(jobs) - 1)], begun
+        for job in (evaluation, calibration):
+            if job.record is not None and job.record.running:
+                await job.cancel(product.owner)
+    resumed = await asyncio.gather(
+        *(calibration.resume(product.owner) for _ in range(2)), return_exceptions=True
+    )
+    assert [isinstance(one, AlreadyRunning) for one in resumed] == [False, True]
+    await calibration.cancel(product.owner)
+
+
+async def test_an_engine_s_profile_that_is_not_listed_is_not_taken_for_none(
+    product: Product, own: str, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acting("quick")
+    config = (await product.services.engine.memory())["config"]
+
+    async def elsewhere(job: Evaluation) -> dict[str, Any]:
+        return {**config, "scope": "model", "profile": "/elsewhere/their.json"}
+
+    monkeypatch.setattr(Evaluation, "_engine_config", elsewhere)
+    status, said = await begin(product, own)
+    assert status == 400
+    assert "The engine runs with a profile that is not listed here: name another one." in str(said)
+    assert (await begin(product, own, other="none"))[0] == 202
+    await product.services.evaluation.wait()
+
+
+async def test_nothing_is_left_of_a_profile_that_was_deleted_meanwhile(
+    product: Product, own: str, acting: Acting
+) -> None:
+    acting("slow")
+    job, folder = product.services.evaluation, product.services.settings.profiles_dir
+    entry = await product.services.profiles.entry(own)
+    assert (await product.http.delete(f"/api/admin/profiles/{own}")).status_code == 204
+    out = folder / ".evaluation"
+    out.write_text(json.dumps({"profiles": [{"profile": own}, {"profile": "none"}]}))
+    with pytest.raises(ValueError, match="the profile was deleted"):
+        job._keep(entry, out)
+    assert not list(folder.glob("*.evaluations*"))
+
+
+async def test_a_database_that_is_away_is_no_fault_of_the_calibration(
+    product: Product, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*arguments: object) -> None:
+        raise StorageUnavailable("away")
+
+    monkeypatch.setattr(product.services.store, "add_audit", away)
+    record = CalibrationRecord(out=own, model="m", source="s", options={}, user_id="me", started=0)
+    await product.services.evaluation._after_calibration(record)
+    assert product.services.evaluation.record is None
