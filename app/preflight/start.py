@@ -66,7 +66,9 @@ def prepare(
             problems.append(checks.library_there(*LIBRARY, host.has_library(LIBRARY[0])))
             problems.append(_memory_of_host(settings, host, environment, hub))
     clock = hub.clock if hub else None
-    problems.append(checks.clock_right(host.now(), host.last_write(settings.database_path), clock))
+    # A file that was moved to PostgreSQL, whose last write says nothing any more, is not asked.
+    written = 0.0 if settings.postgres is not None else host.last_write(settings.database_path)
+    problems.append(checks.clock_right(host.now(), written, clock))
     real = [problem for problem in problems if problem is not None]
     for problem in real:
         say(f"{'warning' if settings.preflight == 'warn' else 'error'}: {problem.text}")
@@ -204,7 +206,9 @@ def _facts(model: str, ranks: int = 1) -> ModelFacts | None:
 
 def _config(settings: Settings, environment: Mapping[str, str]) -> TangramConfig | None:
     try:
-        return TangramConfig.from_sources({**tuned(settings.database_path), "profile": "none"}, environment)
+        return TangramConfig.from_sources(
+            {**tuned(settings.database_path, settings.postgres), "profile": "none"}, environment
+        )
     except TangramError:
         return None
 

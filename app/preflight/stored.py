@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from app.engine_settings import TUNED
+from db.errors import DbError
+from db.postgres.probe import setting_of
+from db.postgres.url import PostgresUrl
 
 
-def tuned(path: Path) -> dict[str, Any]:
+def tuned(path: Path, url: PostgresUrl | None = None) -> dict[str, Any]:
     """The settings of the cache that the engine will be started with; empty where none were stored, or what
-    is there cannot be read, which whoever opens it will say."""
+    is there cannot be read, which whoever opens it will say.
+
+    path: the SQLite file, which does not count where `url` names a PostgreSQL database.
+    """
+    if url is not None:
+        with contextlib.suppress(DbError):
+            found = setting_of(url, TUNED)
+            return found if isinstance(found, dict) else {}
+        return {}
     with contextlib.suppress(sqlite3.Error, ValueError, OSError):
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -22,6 +23,7 @@ from app.settings import Settings
 from db.database import Database
 from db.store import Store
 from tests.http_answers import answering
+from tests.postgres_server import PostgresServer
 from tests.tree import ROOT
 
 GIB = 1 << 30
@@ -218,6 +220,26 @@ async def test_what_the_console_has_stored_counts(tmp_path: Path) -> None:
     assert prepare(here, print, small, {"TANGRAM_RETENTION": "1.0"}).model, "as the engine is started"
     here.database_path.write_bytes(b"no database")
     assert tuned(here.database_path) == {}
+
+
+async def test_with_postgresql_an_old_file_does_not_count(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    small = Pretended(found=[replace(A100, total=22 * GIB, free=22 * GIB)], written=NOW + 1e6)
+    file = settings(database_url="").model_copy(update={"home": tmp_path})
+    file.make_folders()
+    url = postgres_server.emptied()
+    here = file.model_copy(update={"database_url": postgres_server.text(url.database)})
+    for place, values in ((None, {"retention": 0.1}), (url, {"retention": 1.0})):
+        database = Database(file.database_path, file.backups_dir, place)
+        database.migrate()
+        await Store(database).set_setting(TUNED, values)
+        await database.aclose()
+    assert refusal(small, here)[0] == Code.TOO_LITTLE_MEMORY, "neither the file's tuning nor its last write"
+    assert tuned(here.database_path, url) == {"retention": 1.0}
+    assert tuned(here.database_path, replace(url, port=1)) == {}
+    await asyncio.to_thread(postgres_server.execute, "DELETE FROM settings", database=url.database)
+    assert tuned(here.database_path, url) == {}
 
 
 def test_a_token_that_is_not_enough_is_told_apart() -> None:

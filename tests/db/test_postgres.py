@@ -5,12 +5,14 @@ import asyncio
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pg8000.dbapi
 import pytest
 from sqlalchemy import text
 
@@ -23,6 +25,7 @@ from db.migrations.base import statements
 from db.moved import refuse_moved
 from db.postgres import connection as pg_connection
 from db.postgres.dialect import PostgresDialect
+from db.postgres.lock import lock
 from db.postgres.migrator import migrate
 from db.postgres.moving import move_in
 from db.postgres.probe import why_unusable
@@ -168,6 +171,26 @@ async def test_a_database_in_use_is_said(database: Database, monkeypatch: pytest
     assert why_unusable(database.dialect.url) == ""
     await Store(database).create_user("Ada", "hash", is_admin=True)
     assert "another process writes to this database" in why_unusable(database.dialect.url)
+
+
+def test_a_lock_that_a_lost_host_may_hold_is_waited_for(
+    empty: PostgresUrl, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("db.dialect.LOCK_SECONDS", 0.1)
+    with (postgres_server.data / "pg_hba.conf").open("a") as rules:
+        rules.write("\nhost all all 127.0.0.0/8 scram-sha-256\n")
+    postgres_server.execute("SELECT pg_reload_conf()")
+    url = parse_url(postgres_server.text(empty.database))
+    names = {"user": url.user, "password": url.password, "port": url.port, "database": url.database}
+    for source, words in (("127.0.0.1", "another process writes"), ("127.0.0.2", "")):
+        holder = pg8000.dbapi.connect(host="127.0.0.1", source_address=(source, 0), **names)
+        lock(holder, 1, url)
+        ending = threading.Timer(1.5, holder.close)
+        ending.start()
+        said = why_unusable(url)
+        ending.join()
+        assert said.startswith(words), (source, said)
+        assert words or not said, (source, said)
 
 
 # ---- copies ----------------------------------------------------------------------------------
