@@ -292,15 +292,27 @@ class GenerationService:
     async def stop(self, owner: str, reply_id: str) -> None:
         """Abort the reply in the engine and settle it as stopped, its text kept. No-op when it is finished.
 
-        Returns when it is settled. Raises NotFound (db), and ReplyUnsaved when the database does not take it.
+        Returns when it is settled. Raises NotFound (db), ReplyUnsaved when the database does not take it, and
+        ConversationBusy for one that nobody writes while another one of the conversation is written.
         """
         job = self._jobs.find(owner, reply_id)
         if job is None:
-            await self._reply(owner, reply_id)
+            reply = await self._reply(owner, reply_id)
+            if not reply.is_final:
+                await self._settle_lost(reply)
             return
         job.ask_to_end("stopped")
         await job.settled.wait()
         await self._runner.ensure_saved(job)
+
+    async def _settle_lost(self, reply: MessageView) -> None:
+        """Settle a stored reply that nobody writes: the write that began it failed with an unknown outcome."""
+        async with self._claim(reply.user_id, reply.conversation_id):
+            reply = await self._reply(reply.user_id, reply.id)
+            if not reply.is_final:
+                await self._store.finish_reply(
+                    reply.user_id, reply.id, "stopped", reply.content, reply.token_ids, reply.stats
+                )
 
     async def stop_owner(self, owner: str) -> None:
         """Stop whatever is being written for a user, stored or not; for one who was shut out."""

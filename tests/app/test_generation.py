@@ -12,7 +12,7 @@ from app.errors import BadRequest, ContextTooLong, ConversationBusy, EngineNotRe
 from app.events import Event, Sampling
 from app.generation import MAX_CONTENT
 from app.settings import Settings
-from db.errors import NotFound, StorageUnavailable
+from db.errors import NotFound, OutcomeUnknown, StorageUnavailable
 from tests.app.conftest import Product, eventually, running_product
 from tests.fake_engine import FakeEngine
 
@@ -72,6 +72,32 @@ async def test_stop_aborts_in_the_engine_and_keeps_the_text(
     sent = fake_engine.tokenizer.decode(fake_engine.requests[1]["prompt"], skip_special_tokens=False)
     assert f"{stored.content}<|im_end|>\n<|im_start|>user\n/say done" in sent
     assert again.stats["cached_tokens"] >= stored.stats["prompt_tokens"] + len(stored.token_ids) - 1
+
+
+async def test_a_reply_that_was_stored_without_anybody_knowing_can_be_stopped(
+    product: Product, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = await product.conversation()
+    first = await product.reply(conversation, "/say one")
+    store, generation = product.services.store, product.services.generation
+    add_turn = store.add_turn
+
+    async def unknown(*arguments: Any) -> Any:
+        await add_turn(*arguments)
+        raise OutcomeUnknown("it may be stored or not")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "add_turn", unknown)
+        with pytest.raises(OutcomeUnknown):
+            await generation.send(product.owner, conversation, "/say two")
+    lost = (await store.path(product.owner, conversation))[-1]
+    assert (lost.parent_id != first.id, lost.status) == (True, "pending")
+    for _ in range(2):
+        answer = await product.http.post(f"/api/replies/{lost.id}/stop")
+        assert answer.status_code < 300, answer.text
+    assert (await store.get_message(product.owner, lost.id)).status == "stopped"
+    again = await generation.regenerate(product.owner, conversation, lost.id)
+    assert (await product.finish(again.reply.id)).content == "two"
 
 
 async def test_stop_before_the_first_token(product: Product, fake_engine: FakeEngine) -> None:
