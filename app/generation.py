@@ -104,6 +104,8 @@ class GenerationService:
         async with self._claim(owner, conversation_id):
             conversation = await self._store.get_conversation(owner, conversation_id)
             path = await self._store.path(owner, conversation_id, parent_id)
+            if path and path[-1].role == "assistant":
+                path[-1] = await self._settled(path[-1])
             return await self._turn(owner, conversation, path, content, sampling)
 
     async def edit(
@@ -299,20 +301,21 @@ class GenerationService:
         if job is None:
             reply = await self._reply(owner, reply_id)
             if not reply.is_final:
-                await self._settle_lost(reply)
+                async with self._claim(owner, reply.conversation_id):
+                    await self._settled(await self._reply(owner, reply_id))
             return
         job.ask_to_end("stopped")
         await job.settled.wait()
         await self._runner.ensure_saved(job)
 
-    async def _settle_lost(self, reply: MessageView) -> None:
-        """Settle a stored reply that nobody writes: the write that began it failed with an unknown outcome."""
-        async with self._claim(reply.user_id, reply.conversation_id):
-            reply = await self._reply(reply.user_id, reply.id)
-            if not reply.is_final:
-                await self._store.finish_reply(
-                    reply.user_id, reply.id, "stopped", reply.content, reply.token_ids, reply.stats
-                )
+    async def _settled(self, reply: MessageView) -> MessageView:
+        """A stored reply, under the claim of its conversation, so that nobody writes it: one that is not
+        final had begun with a write whose outcome was not known, and ends here."""
+        if reply.is_final:
+            return reply
+        return await self._store.finish_reply(
+            reply.user_id, reply.id, "stopped", reply.content, reply.token_ids, reply.stats
+        )
 
     async def stop_owner(self, owner: str) -> None:
         """Stop whatever is being written for a user, stored or not; for one who was shut out."""

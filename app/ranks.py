@@ -19,7 +19,7 @@ from app.errors import EngineNotReady
 from app.job import RANK, RANKS
 from app.prompt_ranks import PromptRanks
 from app.supervisor import EngineSupervisor
-from db.errors import NotFound
+from db.errors import NotFound, StorageUnavailable
 from db.store import Store
 from tangram.errors import TangramError
 
@@ -78,13 +78,18 @@ class Ranks:
         if self.count == 1:
             return None
         key = (owner, conversation_id)
-        rank = self._known.get(key)
+        rank, asked = self._known.get(key), True
         if rank is None:
-            rank = await self._stored(owner, conversation_id)
+            try:
+                rank = await self._stored(owner, conversation_id)
+            except StorageUnavailable:  # the reply is written all the same; the next one asks again
+                asked = False
         if rank is None:
             rank = await self._choose()
         if rank >= self.count:  # the engine became another one meanwhile
             rank = await self._choose()
+        if not asked:
+            return rank
         self._known[key] = rank
         self._known.move_to_end(key)
         if len(self._known) > MOST_KNOWN:

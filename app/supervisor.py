@@ -245,7 +245,8 @@ class EngineSupervisor(ABC):
     async def _became_ready(
         self, client: EngineClient, name: str, max_model_len: int, seconds: float
     ) -> None:
-        self.geometry, self.ranks = None, 1
+        own = not self.settings.engine_url  # how many another one has, it alone can tell
+        self.geometry, self.ranks = None, self.settings.data_parallel_size if own else 1
         try:
             memory = await client.memory()
             self.geometry = Geometry.from_dict(memory["geometry"])

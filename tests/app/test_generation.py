@@ -98,6 +98,11 @@ async def test_a_reply_that_was_stored_without_anybody_knowing_can_be_stopped(
     assert (await store.get_message(product.owner, lost.id)).status == "stopped"
     again = await generation.regenerate(product.owner, conversation, lost.id)
     assert (await product.finish(again.reply.id)).content == "two"
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "add_turn", unknown)
+        with pytest.raises(OutcomeUnknown):
+            await generation.send(product.owner, conversation, "/say three")
+    assert (await product.reply(conversation, "/say four")).content == "four", "the next message ends it too"
 
 
 async def test_stop_before_the_first_token(product: Product, fake_engine: FakeEngine) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from app.managed_engine import ManagedEngine
 from app.prompt_ranks import BLOCK, MOST_ALIKE, PromptRanks
 from app.ranks import Ranks, Room
 from app.settings import Settings
+from db.errors import StorageUnavailable
 from tangram.client import CompletionRequest, EngineClient
 from tangram.errors import EngineRejected
 from tests.app.conftest import Product, running_product
@@ -205,6 +207,39 @@ async def test_an_engine_that_does_not_tell_its_room_is_used_evenly() -> None:
     ranks = Ranks(Silent(), SimpleNamespace())  # type: ignore[arg-type]
     found = [await ranks.of_prompt("ann", [index] * 50) for index in range(4)]
     assert found == [0, 1, 0, 1]
+
+
+async def test_a_database_that_is_away_does_not_keep_a_reply_from_its_rank() -> None:
+    class Away:
+        stats: Any = None
+
+        async def latest_stats(self, *asked: Any) -> Any:
+            if self.stats is None:
+                raise StorageUnavailable("away")
+            return self.stats
+
+    supervisor, store = SimpleNamespace(ranks=2, client=SimpleNamespace(status=_no_answer)), Away()
+    ranks = Ranks(supervisor, store)  # type: ignore[arg-type]
+    assert await ranks.of_conversation("ann", "talk") == 0
+    store.stats = [{"engine": 1, "engines": 2}]
+    assert await ranks.of_conversation("ann", "talk") == 1, "it was not taken for known"
+    store.stats = None
+    assert await ranks.of_conversation("ann", "talk") == 1
+
+
+async def _no_answer() -> Any:
+    raise EngineRejected(503, "busy")
+
+
+@pytest.mark.parametrize(("url", "expected"), [("", 3), ("http://elsewhere", 1)])
+async def test_an_engine_that_does_not_tell_its_ranks_has_those_it_was_started_with(
+    settings: Settings, url: str, expected: int
+) -> None:
+    settings = settings.model_copy(update={"data_parallel_size": 3, "engine_url": url})
+    supervisor = ManagedEngine(settings)
+    client: Any = SimpleNamespace(memory=_no_answer)
+    await supervisor._became_ready(client, "m", 100, 1.0)
+    assert supervisor.ranks == expected
 
 
 def test_prompts_are_found_by_what_they_begin_with() -> None:
