@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from app.errors import RequestStopped
 from db.views import MessageView
 
 EventKind = Literal["queued", "snapshot", "delta", "done"]
@@ -25,7 +26,8 @@ class Event:
     snapshot  the whole reply so far (replace what you    first event of a subscription from the start, or
               show)                                       when the text does not continue what you have
     delta     the new characters (append)                 whenever there are some
-    done      the whole reply                             last event; `status` is final
+    done      the whole reply                             last event; `status` is final. `why`: who may has
+                                                          ended it, unless its reader did
     """
 
     kind: EventKind
@@ -35,6 +37,7 @@ class Event:
     stats: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     position: int | None = None
+    why: RequestStopped | None = None
 
 
 @dataclass(frozen=True, slots=True)

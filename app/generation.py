@@ -13,7 +13,7 @@ from typing import Any
 
 from app.active import ActiveRequests
 from app.context import LEFT_OUT, STARTS_AT, Branch, ContextMeter, can_continue, measured, meter
-from app.errors import BadRequest, EngineNotReady
+from app.errors import AccessEnded, BadRequest, EngineNotReady
 from app.events import Event, ReplyHandle, Sampling
 from app.fairness import FairQueue, Ticket
 from app.job import Job, replay
@@ -321,7 +321,7 @@ class GenerationService:
         """Stop whatever is being written for a user, stored or not; for one who was shut out."""
         jobs = [job for job in self._jobs.all() if job.owner == owner]
         for job in jobs:
-            job.ask_to_end("stopped")
+            job.ask_to_end("stopped", AccessEnded())
         self._active.stop_owner(owner)
         for job in jobs:
             await job.settled.wait()

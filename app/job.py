@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.context import CUT, LEFT_OUT, STARTS_AT
+from app.errors import RequestStopped
 from app.events import Event
 from app.fairness import Ticket
 from db.views import FinalStatus, MessageView
@@ -38,6 +39,7 @@ class Job:
     prior: how many of `token_ids` an earlier run wrote; this one continues them.
     ticket: its place in the queue, which the runner gives back.
     ending: how to settle it: what somebody asked for (Stop, or the app going down), else how it went.
+    why: what its client is told of that, where somebody else asked.
     settled: it has ended for its watchers. unsaved: it has ended, but the database has not taken it yet.
     saving: held while it is being given to the database.
     """
@@ -57,6 +59,7 @@ class Job:
     facts: dict[str, Any] = field(default_factory=dict)
     prior: int = 0
     ending: FinalStatus | None = None
+    why: RequestStopped | None = None
     end: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     unsaved: bool = False
@@ -124,10 +127,10 @@ class Job:
         self.usage = chunk.usage or self.usage
         self.notify()
 
-    def ask_to_end(self, how: FinalStatus) -> None:
+    def ask_to_end(self, how: FinalStatus, why: RequestStopped | None = None) -> None:
         """Have the generation stop soon and settle as `how`. The first to ask decides."""
         if self.ending is None:
-            self.ending = how
+            self.ending, self.why = how, why
             self.end.set()
 
     @property
@@ -188,7 +191,7 @@ class Job:
                 told = place
                 yield Event("queued", "", status, seen or 0, position=place[0])
             if settled:
-                yield Event("done", self.text, status, len(self.text), self.stats, error)
+                yield Event("done", self.text, status, len(self.text), self.stats, error, why=self.why)
                 return
             await changed.wait()
             await asyncio.sleep(_UPDATE_SECONDS)  # gather what comes at once into one event

@@ -98,7 +98,7 @@ class ReplyRunner:
         with self._active.begin(
             Origin(job.owner, job.conversation_id),
             tokens=lambda: len(job.token_ids),
-            stop=lambda why: job.ask_to_end("stopped"),
+            stop=lambda why: job.ask_to_end("stopped", why),
         ) as active:
             if job.ticket is not None:
                 await job.ticket.turn()

@@ -42,7 +42,7 @@ class StoredTurn:
 
     async def texts(self) -> AsyncGenerator[str, None]:
         """The text as it comes. Whoever stops reading stops the reply. Raises EngineNotReady,
-        AccessEnded."""
+        RequestStopped."""
         generation, last = self._services.generation, None
         try:
             async with contextlib.aclosing(generation.subscribe(self._user.id, self.reply_id)) as events:
@@ -58,6 +58,8 @@ class StoredTurn:
     async def _ended(self, last: Event | None) -> None:
         if last is None or last.status in ("error", "interrupted"):
             raise EngineNotReady((last and last.error) or "The reply could not be finished.")
+        if last.status == "stopped" and last.why is not None:
+            raise last.why
         if last.status == "stopped" and self._services.queue.is_shut_out(self._user.id):
             raise AccessEnded
         stored = await self._services.store.get_message(self._user.id, self.reply_id)

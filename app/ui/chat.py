@@ -49,8 +49,8 @@ def _html(name: str, value: str = "") -> gr.HTML:
     return gr.HTML(value, elem_id=f"tc-{name}", apply_default_css=False, js_on_load=None)
 
 
-def _layout(max_tokens: int) -> tuple[gr.HTML, Parts]:
-    """Create the components, top to bottom, left to right. max_tokens: of a reply, by default."""
+def _layout() -> tuple[gr.HTML, Parts]:
+    """Create the components, top to bottom, left to right."""
     with gr.Row(elem_id="tc-app"):
         with gr.Column(elem_id="tc-side", scale=0, min_width=0):
             _html("brand-row", shell.brand_row())
@@ -114,7 +114,7 @@ def _layout(max_tokens: int) -> tuple[gr.HTML, Parts]:
         _hidden("live"),
     )
     page = gr.HTML(
-        dialogs(max_tokens),
+        dialogs(),
         elem_id="tc-shell",
         apply_default_css=False,
         js_on_load="\n".join((_STATIC / name).read_text(encoding="utf-8") for name in _SCRIPTS),
@@ -179,8 +179,7 @@ def _wire(blocks: gr.Blocks, page: gr.HTML, parts: Parts, on: ChatHandlers) -> N
 def build_chat(services: Services) -> gr.Blocks:
     """Return the chat page over ``services``; `app.ui.mount` puts it into the app."""
     with gr.Blocks(title=brand.NAME, analytics_enabled=False, fill_width=True, fill_height=True) as blocks:
-        settings = services.settings
-        page, parts = _layout(settings.reply_tokens(bundled=not settings.model))
+        page, parts = _layout()
         _wire(blocks, page, parts, ChatHandlers(services, parts))
     blocks.queue(default_concurrency_limit=QUICK, api_open=False, max_size=WAITING)
     make_steady(blocks, at_once=STREAMS + QUICK)

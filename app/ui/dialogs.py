@@ -21,11 +21,11 @@ def _number(name: str, label: str, hint: str, attributes: str) -> str:
     return f"<label><span>{label}</span>{field}</label>"
 
 
-def _settings(max_tokens: int) -> str:
+def _settings() -> str:
     fields = (
         _number("temperature", "Temperature", f"{DEFAULT_TEMPERATURE:g}", 'min="0" max="2" step="any"'),
         _number("top_p", "Top p", f"{DEFAULT_TOP_P:g}", 'min="0.001" max="1" step="any"'),
-        _number("max_tokens", "Longest reply (tokens)", str(max_tokens), 'min="1" step="1"'),
+        _number("max_tokens", "Longest reply (tokens)", "", 'min="1" step="1"'),
         _number("seed", "Seed", "random", 'step="1"'),
     )
     body = (
@@ -74,14 +74,14 @@ def _menu() -> str:
     )
 
 
-def dialogs(max_tokens: int) -> str:
-    """All of them. max_tokens: of a reply where nobody names a number."""
+def dialogs() -> str:
+    """All of them."""
     rename = '<input type="text" maxlength="200" required aria-label="Title">'
     delete = "<p>“<b></b>” will be removed from your list.</p>"
     return (
         _dialog("rename", "Rename conversation", rename, "Save")
         + _dialog("delete", "Delete conversation?", delete, "Delete", "danger")
-        + _settings(max_tokens)
+        + _settings()
         + _data()
         + _menu()
         + f'<div id="tc-said" role="status" aria-live="polite" hidden>{icons.COPY}<span></span></div>'

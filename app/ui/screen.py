@@ -51,14 +51,16 @@ class Screen:
 
     def title(self, conversation: ConversationView | None) -> Update:
         """The top bar."""
+        longest = self._services.supervisor.max_reply_tokens  # another model may have another limit
         if conversation is None:
-            return {self.parts.top: shell.top_bar(UNTITLED)}
+            return {self.parts.top: shell.top_bar(UNTITLED, longest=longest)}
         own = bool(conversation.system_prompt or conversation.settings)
         bar = shell.top_bar(
             conversation.title or UNTITLED,
             conversation.id,
             adjusted=own,
             archived=conversation.archived_at is not None,
+            longest=longest,
         )
         return {self.parts.top: bar}
 

@@ -34,10 +34,18 @@ def account_row(name: str, is_admin: bool) -> str:
     )
 
 
-def top_bar(title: str, conversation_id: str = "", *, adjusted: bool = False, archived: bool = False) -> str:
+def top_bar(
+    title: str,
+    conversation_id: str = "",
+    *,
+    adjusted: bool = False,
+    archived: bool = False,
+    longest: int | None = None,
+) -> str:
     """The bar over the messages: menu button, the conversation's title, its settings and its own menu.
 
-    `adjusted`: it has a system prompt or settings of its own.
+    `adjusted`: it has a system prompt or settings of its own. `longest`: tokens of a reply where nobody names
+    a number, which the dialog of the settings shows.
     """
     shown, own = escape(title, quote=True), escape(conversation_id, quote=True)
     put_away = ' data-archived="1"' if archived else ""
@@ -48,6 +56,7 @@ def top_bar(title: str, conversation_id: str = "", *, adjusted: bool = False, ar
         if conversation_id
         else ""
     )
+    limit = "" if longest is None else f' data-longest="{longest}"'
     changed = ", changed" if adjusted else ""
     return (
         '<header class="tc-top"><button type="button" class="tc-icon" data-act="toggle_nav" '
@@ -55,7 +64,7 @@ def top_bar(title: str, conversation_id: str = "", *, adjusted: bool = False, ar
         f'title="Show or hide conversations" aria-label="Show or hide conversations">{icons.MENU}</button>'
         f'<h1 title="{shown}">{shown}</h1>'
         f'<button type="button" class="tc-icon{" tc-adjusted" if adjusted else ""}" data-act="ask_settings" '
-        f'data-id="{own}" title="Conversation settings{changed}" '
+        f'data-id="{own}"{limit} title="Conversation settings{changed}" '
         f'aria-label="Conversation settings{changed}">{icons.SLIDERS}</button>{more}'
         f'<button type="button" class="tc-icon" data-act="new_chat" title="New chat" aria-label="New chat">'
         f"{icons.PLUS}</button></header>"

@@ -308,3 +308,20 @@ async def test_users_do_not_share_what_is_cached(product: Product, fake_engine: 
         answer = (await other.post(URL, json=body("/say same words"))).json()
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert len({request["cache_salt"] for request in fake_engine.requests}) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stored_turn_that_an_administrator_stopped_says_so(product: Product, stream: bool) -> None:
+    conversation = await product.conversation()
+    active = product.services.active
+    body = {"model": "fake-model", "conversation_id": conversation, "stream": stream}
+    body["messages"] = [{"role": "user", "content": "/tokens 3000 /delay 0.02"}]
+    asking = asyncio.create_task(product.http.post(URL, json=body))
+    await eventually(lambda: bool(active.running() and active.running()[0].tokens()))
+    active.stop(active.running()[0].name)
+    answer = await asking
+    said = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
+    assert (said["code"], said["message"]) == ("request_stopped", "An administrator stopped this request.")
+    assert answer.status_code == (200 if stream else 409)
+    stored = (await product.services.store.path(product.owner, conversation))[-1]
+    assert (stored.status, bool(stored.content)) == ("stopped", True)

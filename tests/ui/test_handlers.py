@@ -67,11 +67,12 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 async def page(store: Store) -> ChatHandlers:
     status = SimpleNamespace(state="ready", detail="")
     services: Any = SimpleNamespace(
-        store=store, generation=Generation(store), supervisor=SimpleNamespace(status=status)
+        store=store,
+        generation=Generation(store),
+        supervisor=SimpleNamespace(status=status, max_reply_tokens=777),
     )
     with gr.Blocks(analytics_enabled=False):
-        page, parts = _layout(max_tokens=777)
-        assert 'placeholder="777"' in page.value
+        _, parts = _layout()
     return ChatHandlers(services, parts)
 
 
@@ -107,6 +108,19 @@ async def test_a_reply_that_has_ended_before_the_page_is_drawn_can_be_answered(
     assert update[page.parts.live] == ""
     composer = update[page.parts.composer]
     assert (composer["value"], composer["stop_btn"], composer["submit_btn"]) == ("", False, True)
+
+
+async def test_the_longest_reply_is_the_served_model_s(page: ChatHandlers, store: Store) -> None:
+    me = (await store.create_user("me", "x")).id
+    made = await page.send("Hello", "", "", "", asks(me))
+    for number in (777, 2000):  # a model may be changed while the app runs
+        page.services.supervisor.max_reply_tokens = number  # type: ignore[misc]
+        for update in (
+            await page.load("", asks(me)),
+            await page.new_chat("", asks(me)),
+            await page.open_chat("", event(id=made[page.parts.conversation]), asks(me)),
+        ):
+            assert f'data-longest="{number}"' in update[page.parts.top]
 
 
 async def test_a_refused_first_message_leaves_nothing_and_keeps_the_text(

@@ -169,7 +169,9 @@ def test_a_length_limit_and_settings_of_the_conversation(chat: ChatPage, fake: F
     page.locator('[data-act="ask_settings"]').click()
     page.get_by_label("System prompt").fill("Answer like a LIGHTHOUSE.")
     page.get_by_label("Temperature").fill("0.25")
-    page.get_by_label("Longest reply (tokens)").fill("7")
+    longest = page.get_by_label("Longest reply (tokens)")
+    expect(longest).to_have_attribute("placeholder", "4096")  # MODEL names a model: not the bundled one's
+    longest.fill("7")
     page.locator("#tc-settings-dialog .tc-primary").click()
     expect(page.locator("#tc-settings-dialog")).to_be_hidden()
     chat.send("/tokens 50")

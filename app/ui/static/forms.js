@@ -14,6 +14,7 @@ here.ask_settings = async (target) => {
   settingsForm.reset();
   problem(settings, "");
   settings.dataset.id = target.dataset.id;
+  settingsForm.elements.max_tokens.placeholder = target.dataset.longest ?? "";
   settings.kept = {};
   try {
     if (target.dataset.id) {
