@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from app.engine_settings import TUNED
+from db.connection import connect
 
 
 def tuned(path: Path) -> dict[str, Any]:
     """The settings of the cache that the engine will be started with; empty where none were stored, or what
     is there cannot be read, which whoever opens it will say."""
     with contextlib.suppress(sqlite3.Error, ValueError, OSError):
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+        with contextlib.closing(connect(path, read_only=True, busy_seconds=1.0)) as connection:
             row = connection.execute("SELECT value FROM settings WHERE key = ?", (TUNED,)).fetchone()
         found = json.loads(row[0]) if row else {}
         return found if isinstance(found, dict) else {}
