@@ -12,7 +12,7 @@ from benchmarks.accuracy.tasks import TASKS
 METHODS = ("keyvalue", "keydiff", "expected_attention", "snapkv")
 """Scorers that are measured with budgets of the profile; the first is the engine's default."""
 DYNAMIC = ("keydiff", "expected_attention", "snapkv")
-"""Those whose static budgets are compared with dynamic ones: their scores can be compared between heads, which
+"""Those whose static budgets are compared with dynamic ones: their scores can be compared between heads, as
 places within a head cannot."""
 PRESSES = ("KVzip", "AdaKV-KeyDiff", "AdaKV-SnapKV", "KeyDiff", "SnapKV")
 LOSS = "loss"

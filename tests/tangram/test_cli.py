@@ -211,7 +211,6 @@ def test_threads_on_a_cpu_are_shared_out_over_all_engines_and_their_ranks(
     monkeypatch.setattr(os, "execve", lambda path, command, environment: started.append(environment))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(cli, "memory_nodes", lambda: 1)
-    monkeypatch.setattr(cli.current_platform, "is_cpu", lambda: True)
     monkeypatch.delenv(cli.THREADS_VARIABLE, raising=False)
     cli.main(["serve", str(tmp_path), "-dp", "2", "-tp", "2"])
     cli.main(["serve", str(tmp_path), "--data-parallel-size", "2"])
