@@ -29,6 +29,8 @@ MUTE = (
     "This model cannot answer the quick check even with everything kept (0 of {asked}), so it tells only "
     "that the engine answers. Trying a profile in the tab Profiles compares the loss instead."
 )
+TELLING = 3
+"""Right answers from which on a fall to less than half says something: one or two of six come and go by chance."""
 _SEED = 20260606
 SHORT_SHARE = 0.5
 """Of the tokens that are never sealed, so many may the shorter text take that is asked about when nothing was
@@ -60,10 +62,12 @@ class ProbeResult:
 
 
 def worse(before: ProbeResult | None, after: ProbeResult | None) -> bool:
-    """Whether a change must be taken back: the engine does not answer, or finds less than half of before."""
-    if after is None:
-        return False
-    return bool(after.error) or (before is not None and not before.error and 2 * after.right < before.right)
+    """Whether a change must be taken back: the engine does not answer, or finds less than half of before, where
+    that was enough to tell."""
+    if after is None or after.error:
+        return after is not None
+    found = before.right if before is not None and not before.error else 0
+    return found >= TELLING and 2 * after.right < found
 
 
 def probed_text(found: tuple[ProbeResult | None, ProbeResult | None]) -> str:

@@ -188,14 +188,14 @@ def _take(arguments: list[str], name: str) -> str | None:
     return value
 
 
-def vllm_environment(environment: dict[str, str], cpu_ranks: int = 1) -> dict[str, str]:
+def vllm_environment(environment: dict[str, str], cpu_workers: int = 1) -> dict[str, str]:
     """The environment of the engine: the plugin enabled, and named so that vLLM loads its routes.
 
     vLLM loads endpoint plugins only when VLLM_PLUGINS names them, and then nothing that it does not name: so
     all that would have loaded without it are named too.
 
     Args:
-        cpu_ranks: of tensor parallelism on a CPU, whose threads must be shared out.
+        cpu_workers: of all engines and their ranks on a CPU, whose threads must be shared out.
     """
     named = environment.get("VLLM_PLUGINS")
     others = (
@@ -203,7 +203,7 @@ def vllm_environment(environment: dict[str, str], cpu_ranks: int = 1) -> dict[st
     )
     names = list(dict.fromkeys([*others, "tangram"]))
     changed = {"VLLM_PLUGINS": ",".join(names), ENABLE_VARIABLE: "1"}
-    threads = cpu_threads(cpu_ranks, sorted(os.sched_getaffinity(0)), memory_nodes())
+    threads = cpu_threads(cpu_workers, sorted(os.sched_getaffinity(0)), memory_nodes())
     if threads is not None and not environment.get(THREADS_VARIABLE):
         changed[THREADS_VARIABLE] = threads
     return environment | changed
@@ -236,8 +236,8 @@ def serve(arguments: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
     except ConfigError as error:
         raise as_asked(error, given, environment) from None
     sys.stdout.flush()
-    cpu_ranks = ranks_of(extra) if current_platform.is_cpu() else 1
-    os.execve(command[0], command, vllm_environment(environment, cpu_ranks))
+    workers = engines_of(extra) * ranks_of(extra) if current_platform.is_cpu() else 1
+    os.execve(command[0], command, vllm_environment(environment, workers))
 
 
 def ours_with_dashes(argument: str) -> str:

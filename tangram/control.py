@@ -34,7 +34,7 @@ def socket_path(instance: str) -> Path:
     """Where the scheduler of that vLLM instance id answers: in the folder for temporary files, or in /tmp
     where that one's name is too long for a socket's path."""
     inside = Path(f"tangram-{os.getuid()}") / f"{instance}.sock"
-    # Both sockets of an instance are judged by the longer one.
+    # The scheduler's socket and the first worker's are judged by the longer one.
     longer = tempfile.gettempdir() / inside.with_stem(inside.stem.removesuffix(WORKER) + WORKER)
     return (SHORT_FOLDER if len(os.fsencode(longer)) > LONGEST else tempfile.gettempdir()) / inside
 
@@ -67,7 +67,12 @@ class ControlServer:
             request_queue_size = 128  # callers beyond it would be turned away, not made to wait
             block_on_close = False
 
-        self._server = Server(str(path), Connection)
+        # Until it listens it looks dead to others that start now, and they remove what is dead: so it gets
+        # its name only then.
+        early = path.with_suffix(".new")
+        early.unlink(missing_ok=True)
+        self._server = Server(str(early), Connection)
+        early.rename(path)
         self._path = path
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_SECONDS,), name="tangram-control", daemon=True

@@ -51,6 +51,7 @@ class Row:
         pinned: whether it stays when room is made (:mod:`tangram.pins`).
         expected: since when its user is back and waits, None for nobody.
         thin: what it can be cut down to, None where it cannot, or is already.
+        thinned: whether that was done. What it offers then may be the beginning of other conversations, too.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Row:
     pinned: bool = False
     expected: float | None = None
     thin: Thin | None = None
+    thinned: bool = False
 
     def held(self) -> list[int]:
         """The pages that the row owns a reference to."""
@@ -95,7 +97,7 @@ class ResidentRows:
         self._clock = clock
         self.observed = observed
         self._rows: OrderedDict[int, Row] = OrderedDict()
-        self._whole: OrderedDict[int, Row] = OrderedDict()  # those that can be thinned, in the same order
+        self._whole: OrderedDict[int, Row] = OrderedDict()  # that can be thinned and whose users do not wait
         self._by_hash: dict[Hashable, list[Row]] = {}
         self._holds: dict[int, int] = {}  # page -> rows of this object that hold it
         self._forked: set[int] = set()  # pages that may have owners elsewhere
@@ -198,13 +200,15 @@ class ResidentRows:
 
     def thin(self, row: Row) -> list[int]:
         """Cut a row down to the fewest raw tokens. Hands over the references to what it holds no more. From
-        now on it is resumed from ``row.thin.length`` only, up to a chunk and a window before its end."""
+        now on it is resumed from one length only, at most a chunk less a page before its end, and by whoever
+        has that prefix."""
         thin = row.thin
         if thin is None:
             raise CacheIntegrityError(f"row {row.name} cannot be cut down any further")
-        del self._whole[id(row)]
+        self._whole.pop(id(row), None)  # not there while its user waits
         self._unindex(row)
-        row.targets, row.tokens, row.thin = {thin.length: thin.prefix}, thin.length, None
+        row.targets, row.tokens = {thin.length: thin.prefix}, thin.length
+        row.thin, row.thinned = None, True
         self._index(row)
         needed = set(self._geometry.held_entries([thin.length]))
         given: list[int] = []
@@ -262,7 +266,8 @@ class ResidentRows:
 
         Returns:
             The row and the length to resume from; among rows that offer the same length a conversation
-            before a shared prefix, and the one that loses least by it. None when there is none. A prefix made
+            before a shared prefix, and that before one that was cut down to it, which may be another
+            conversation; and the one that loses least by it. None when there is none. A prefix made
             in this ``step`` is passed over: its copies have not run.
         """
         size = self._geometry.page_tokens
@@ -270,7 +275,7 @@ class ResidentRows:
             found = self._by_hash.get(hashes[count - 1])
             rows = [row for row in found if row.step != step] if found else None
             if rows:
-                return min(rows, key=lambda row: (row.shared, row.tokens)), count * size
+                return min(rows, key=lambda row: (row.thinned, row.shared, row.tokens)), count * size
         return None
 
     def holds(self, row: Row) -> bool:
@@ -313,10 +318,11 @@ class ResidentRows:
             return None if oldest is None else (oldest, False)
         whole = next((row for row in self._whole.values() if row is not spare and not row.pinned), None)
         if whole is None or whole.thin is None:
-            return oldest, False
+            return oldest, oldest.thin is not None
         thin = (max(whole.targets) - whole.thin.length) / (whole.thin.frees * self._age(whole))
         evict = max(oldest.targets) / (len(oldest.held()) * self._age(oldest))
-        return (whole, True) if whole is oldest or thin <= evict else (oldest, False)
+        thins = whole is oldest or thin <= evict
+        return (whole, True) if thins else (oldest, oldest.thin is not None)
 
     def _age(self, row: Row) -> float:
         """Seconds since somebody used a row, or came to use it; of rows that are younger still, all alike."""

@@ -107,7 +107,7 @@ class Room:
         """Give an idle row up for its pages."""
         self.drop(row)
         self._counters["evictions"] += 1
-        if not row.shared:
+        if not row.shared and not row.thinned:  # the end of one that was thinned is remembered already
             self.lost.evicted(row)
 
     def drop(self, row: Row) -> None:

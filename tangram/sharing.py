@@ -96,7 +96,7 @@ class Lost:
         self._targets = Memory()
 
     def evicted(self, row: Row) -> None:
-        """The row is gone; its longest target is what its conversation would have resumed from."""
+        """The row or its end is gone; its longest target is what its conversation would have resumed from."""
         length = max(row.targets)
         self._targets.set(row.targets[length], length)
 

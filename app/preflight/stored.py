@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.engine_settings import TUNED
+from db.connection import connect
 from db.errors import DbError
 from db.postgres.probe import setting_of
 from db.postgres.url import PostgresUrl
@@ -26,8 +27,7 @@ def tuned(path: Path, url: PostgresUrl | None = None) -> dict[str, Any]:
             return found if isinstance(found, dict) else {}
         return {}
     with contextlib.suppress(sqlite3.Error, ValueError, OSError):
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+        with contextlib.closing(connect(path, read_only=True, busy_seconds=1.0)) as connection:
             row = connection.execute("SELECT value FROM settings WHERE key = ?", (TUNED,)).fetchone()
         found = json.loads(row[0]) if row else {}
         return found if isinstance(found, dict) else {}

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.accuracy.answers import Store
 from benchmarks.accuracy.cells import latest
-from benchmarks.accuracy.conditions import METHODS, Cell, Job, every_task, plan
+from benchmarks.accuracy.conditions import DYNAMIC, Cell, Job, every_task, plan
 from benchmarks.accuracy.regularity import regularity
 from benchmarks.accuracy.report import MAIN_MODEL, report, summary
 from benchmarks.accuracy.run import ROOM, Model, Options, Runner, Task, default_device, slots_of
@@ -94,8 +94,8 @@ def own_profiles(given: Sequence[str]) -> dict[str, str]:
     found = {}
     for one in given:
         scorer, equals, path = one.partition("=")
-        if not equals or scorer not in METHODS:
-            sys.exit(f"--own {one}: SCORER=FILE is wanted, SCORER one of {', '.join(METHODS)}")
+        if not equals or scorer not in DYNAMIC:
+            sys.exit(f"--own {one}: SCORER=FILE is wanted, SCORER one of {', '.join(DYNAMIC)}")
         found[scorer] = path
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.accuracy.answers import Row
 from benchmarks.accuracy.cells import figure_of, paired
-from benchmarks.accuracy.conditions import METHODS
+from benchmarks.accuracy.conditions import DYNAMIC
 
 LEAST_SAMPLES = 50
 
@@ -123,8 +123,8 @@ class Judge:
             self.share_of_full(quarter, "multi_key", 0.85),
             self.times_uniform("multi_key", 4.0),
             self.loss(0.02),
-            *(self.static(method, "multi_key", 0.03) for method in METHODS),
-            *(self.static(method, "single", 0.03) for method in METHODS),
+            *(self.static(method, "multi_key", 0.03) for method in DYNAMIC),
+            *(self.static(method, "single", 0.03) for method in DYNAMIC),
             self.share_of_full(eighth, "multi_key", 0.50),
             self.shuffled("multi_key"),
             self.ordering(),

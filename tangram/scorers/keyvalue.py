@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import torch
 
+from kernels import fallback
 from tangram.scorers.base import Chunk, Need, Scorer, present
-from tangram.scorers.keydiff import keydiff
 
 
 def keyvalue(chunk: Chunk) -> torch.Tensor:
     """How many tokens of a head rank lower by KeyDiff, and how many have a smaller value (2-norm), added up:
     from 0 to 2 (tokens - 1). Sink tokens are above all others in both."""
-    scores = torch.stack([keydiff(chunk), present(chunk.values, Need.VALUES).norm(dim=-1)])
-    scores[..., : chunk.sink] = torch.inf
-    lower = torch.searchsorted(scores.sort(dim=-1).values, scores)
-    return lower.sum(dim=0).float()
+    return fallback.keyvalue(chunk.keys, present(chunk.values, Need.VALUES), chunk.sink)
 
 
 SCORER = Scorer("keyvalue", frozenset({Need.VALUES}), keyvalue)

@@ -60,8 +60,10 @@ GOOD = [
     row("uniform keyvalue 0.25", "multi_key", right(8)),
     row("shuffled keyvalue 0.25", "multi_key", right(2)),
     row("profile keyvalue 0.125", "multi_key", right(25)),
-    row("replay dynamic keyvalue 0.25", "multi_key", right(41)),
-    row("replay dynamic keyvalue 0.25", "single", right(50)),
+    row("profile keydiff 0.25", "single", right(49)),
+    row("profile keydiff 0.25", "multi_key", right(40)),
+    row("replay dynamic keydiff 0.25", "multi_key", right(41)),
+    row("replay dynamic keydiff 0.25", "single", right(50)),
 ]
 
 
@@ -71,9 +73,7 @@ def test_bars_are_judged_by_the_figures() -> None:
     assert verdicts.pop("multi_key: static snapkv at most 3 points below dynamic") == "not measured"
     missing = {name for name, verdict in verdicts.items() if verdict == "not measured"}
     assert missing == {
-        name
-        for name in verdicts
-        if any(other in name for other in ("keydiff", "snapkv", "expected_attention"))
+        name for name in verdicts if any(other in name for other in ("snapkv", "expected_attention"))
     }
     assert {v for name, v in verdicts.items() if name not in missing} == {"met"}
 
@@ -84,7 +84,7 @@ MISSED = [
     (QUARTER, "multi_key", right(37), f"multi_key: {QUARTER} at least 85% of full"),
     ("uniform keyvalue 0.25", "multi_key", right(11), f"multi_key: {QUARTER} at least 4 times uniform"),
     (QUARTER, "loss", [2.03] * 50, f"loss: {QUARTER} within 0.02 nats of full"),
-    ("replay dynamic keyvalue 0.25", "multi_key", right(43), "multi_key: static keyvalue at most 3 points"),
+    ("replay dynamic keydiff 0.25", "multi_key", right(43), "multi_key: static keydiff at most 3 points"),
     (
         "profile keyvalue 0.125",
         "multi_key",
@@ -240,7 +240,7 @@ def test_a_run_is_gone_on_with(
         "single",
         "loss",
     ]
-    first = command.parse([*line, "--conditions", "replay dynamic keyvalue 0.25"])
+    first = command.parse([*line, "--conditions", "replay dynamic keydiff 0.25"])
     assert command.run(first) == 0
     stored = (tmp_path / "answers.jsonl").read_text().splitlines()
     rows = [json.loads(text) for text in stored]
@@ -314,7 +314,7 @@ def test_a_child_that_fails_is_told_and_the_rest_goes_on(
 def test_a_run_that_is_stopped_ends_its_children(tiny: tuple[Path, Path], tmp_path: Path) -> None:
     model, profile = tiny
     line = ["--model", str(model), "--profile", str(profile), "--out", str(tmp_path), "--device", "cpu"]
-    line += ["--samples", "500", "--length", "1024", "--conditions", "replay dynamic keyvalue 0.25"]
+    line += ["--samples", "500", "--length", "1024", "--conditions", "replay dynamic keydiff 0.25"]
     command_line = [sys.executable, "-m", "benchmarks.accuracy", "run", *line]
 
     def workers() -> list[int]:

@@ -204,6 +204,19 @@ def test_a_variable_that_an_option_overrides_does_not_reach_the_engine(
     assert started[0]["TANGRAM_ALPHA"] == "2"
 
 
+def test_threads_on_a_cpu_are_shared_out_over_all_engines_and_their_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execve", lambda path, command, environment: started.append(environment))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(cli, "memory_nodes", lambda: 1)
+    monkeypatch.delenv(cli.THREADS_VARIABLE, raising=False)
+    cli.main(["serve", str(tmp_path), "-dp", "2", "-tp", "2"])
+    cli.main(["serve", str(tmp_path), "--data-parallel-size", "2"])
+    assert [one[cli.THREADS_VARIABLE] for one in started] == ["0,1|2,3|4,5|6,7", "0,1,2,3|4,5,6,7"]
+
+
 def test_the_home_directory_is_spelled_out_for_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()

@@ -100,6 +100,30 @@ def test_sockets_of_killed_engines_are_removed_and_those_of_living_ones_are_not(
     third.close()
 
 
+def test_a_server_that_is_starting_is_not_removed_by_one_that_starts_beside_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines and their workers start together, into one folder; one that does not listen yet looks dead."""
+    beside: list[ControlServer] = []
+    listen = socket.socket.listen
+
+    def slowly(own: socket.socket, *backlog: int) -> None:
+        if not beside:  # bound, and not listening yet
+            monkeypatch.setattr(socket.socket, "listen", listen)
+            beside.append(ControlServer(path.with_stem("other"), {"echo": lambda asked: {}}))
+        listen(own, *backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", slowly)
+    server = ControlServer(path, {"echo": lambda asked: {"got": asked["value"]}})
+    try:
+        assert beside
+        assert call(path, "echo", value=1) == {"got": 1}
+        assert call(path.with_stem("other"), "echo") == {}
+    finally:
+        server.close()
+        beside[0].close()
+
+
 def test_a_stopped_engine_whose_queue_is_full_holds_nobody_up(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
     stopped = path.with_name("stopped.sock")

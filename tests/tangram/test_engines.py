@@ -204,7 +204,13 @@ def test_the_drift_is_that_of_the_core_furthest_off() -> None:
 
     assert merged_workers([worker(1.0, 90), worker(2.5, 10)])["drift"] == {"drift": 2.5, "chunks": 10}
     assert merged_workers([worker(None, 3), worker(None, 5)])["drift"]["chunks"] == 5
-    assert merged_workers([SealMeter().to_dict()] * 2)["drift"] is None
+    without = SealMeter().to_dict() | {"kernels": "native"}
+    assert merged_workers([without] * 2)["drift"] is None
+    assert merged_workers([without] * 2)["kernels"] == "native"
+    assert (
+        merged_workers([without, without | {"kernels": "native, reference"}])["kernels"]
+        == "native, reference"
+    )
 
 
 def test_one_core_is_told_as_it_is(parts: list[Part]) -> None:

@@ -266,6 +266,20 @@ def test_a_thinned_conversation_goes_on_behind_its_last_boundary() -> None:
     assert worker.m.counters["misses"] == 0
 
 
+def test_a_new_conversation_is_no_return_of_one_that_was_thinned_and_evicted() -> None:
+    worker = Worker(manager(3 * G.pages(44)))
+    request = FakeRequest("a", conversation("a", 40))
+    run(worker, request)
+    worker.finish(request)
+    (row,) = worker.m.resident.rows()
+    worker.m.room.thin(row)
+    worker.m.evict()
+    run(worker, FakeRequest("b", [*conversation("a", 28), *conversation("b", 8)]))
+    assert (worker.m.counters["misses"], worker.m.counters["reprefilled_tokens"]) == (0, 0)
+    run(worker, FakeRequest("c", conversation("a", 44)))
+    assert (worker.m.counters["misses"], worker.m.counters["reprefilled_tokens"]) == (1, 12)  # 28 are b's too
+
+
 def test_nothing_is_evicted_for_a_request_that_cannot_fit_anyway() -> None:
     worker = Worker(manager(G.pages(40) + 1))
     request = FakeRequest("a", conversation("a", 40))

@@ -144,6 +144,19 @@ def test_a_row_is_thinned_to_the_least_that_keeps_its_sealed_chunks(tokens: int)
         rows.thin(row)
 
 
+def test_a_prefix_for_others_comes_before_a_thinned_conversation() -> None:
+    rows: ResidentRows = ResidentRows(G)
+    add(rows, "a", 68)
+    (row,) = rows.rows()
+    rows.thin(row)
+    pages = [next(PAGE) for _ in row.held()]
+    shared = [None if page is None else pages.pop() for page in row.pages]
+    rows.add_prefix("b", shared, 60, hashes("a", 60)[-1], 1)
+    found = rows.find(hashes("a", 64), 64)
+    assert found is not None
+    assert found[0].shared
+
+
 def test_what_gives_up_pages_next_costs_least_for_a_page_and_by_age() -> None:
     now = [0.0]
     rows: ResidentRows = ResidentRows(G, clock=lambda: now[0])
@@ -166,6 +179,12 @@ def test_what_gives_up_pages_next_costs_least_for_a_page_and_by_age() -> None:
     now[0] = 1000.0
     rows.newest().since = 999.9
     assert rows.next_victim() == (stale, False)  # but not if the user went away meanwhile
+    rows.take(stale)
+    waiting = rows.newest()
+    rows.expect(waiting)
+    assert rows.next_victim() == (waiting, True)  # gives up its raw tokens before all it has
+    rows.thin(waiting)
+    assert rows.next_victim() == (waiting, False)
     add(rows, "left", 68)
     rows.newest().owner = "somebody"
     rows.leave("somebody")
