@@ -71,17 +71,22 @@ def _room(status: Mapping[str, Any], geometry: Geometry | None) -> Iterator[Find
     if geometry is None:
         return
     try:
-        pool = int(status["pool"]["total_pages"]) * geometry.page_bytes
+        pools = [one["pool"] for one in status.get("engines") or [status]]
+        pages = [int(pool["total_pages"]) for pool in pools]
         length = int(status["model"]["max_model_len"])
         config = TangramConfig.from_mapping({**status["config"], "profile": None})
     except (KeyError, TypeError, ValueError, TangramError):
         return
-    fit = that_fit(pool, geometry.bytes(length), geometry.idle_bytes(length, config.observed))
+    running, idle = geometry.bytes(length), geometry.idle_bytes(length, config.observed)
+    # A conversation lies in one engine: what is left over in several makes no room for another one.
+    fits = [that_fit(count * geometry.page_bytes, running, idle) for count in pages]
+    several = len(fits) > 1
     text = (
-        f"The pool has room for {fit} conversations of the greatest length, {length:,} tokens, at retention "
-        f"{percent_text(config.retention)}, if one of them is being answered."
+        f"{f'The pools of {len(fits)} engines have' if several else 'The pool has'} room for {sum(fits)} "
+        f"conversations of the greatest length, {length:,} tokens, at retention "
+        f"{percent_text(config.retention)}, if one {'in each' if several else 'of them'} is being answered."
     )
-    if fit < FEW_LONGEST:
+    if min(fits) < FEW_LONGEST:
         advice = (
             "Lower the retention in the tab Tune, lower --max-model-len, or give the cache more memory "
             "(--gpu-memory-utilization on a GPU, VLLM_CPU_KVCACHE_SPACE on a CPU)."

@@ -52,6 +52,10 @@ def test_findings_tell_what_to_change() -> None:
     text = findings_panel(bad)
     for part in ("slow", "room for 2 conversations", "loses details"):
         assert part in text
+    engine = {"pool": {"total_pages": few}}
+    (both,) = findings(STATUS | {"pool": {"total_pages": 2 * few}, "engines": [engine, engine]}, GEOMETRY)
+    assert "The pools of 2 engines have room for 4 conversations" in both.text, "what is over adds up to none"
+    assert both.tone == "warn"
     assert findings({}, None) == []
     assert findings({"kernels": "native"}, GEOMETRY) == []
 
