@@ -30,7 +30,7 @@ MUTE = (
     "that the engine answers. Trying a profile in the tab Profiles compares the loss instead."
 )
 TELLING = 3
-"""Right answers from which on a fall to less than half says something: one or two of six come and go by chance."""
+"""Right answers from which on a fall to less than half tells something: one or two of six come by chance."""
 _SEED = 20260606
 SHORT_SHARE = 0.5
 """Of the tokens that are never sealed, so many may the shorter text take that is asked about when nothing was
@@ -62,8 +62,8 @@ class ProbeResult:
 
 
 def worse(before: ProbeResult | None, after: ProbeResult | None) -> bool:
-    """Whether a change must be taken back: the engine does not answer, or finds less than half of before, where
-    that was enough to tell."""
+    """Whether a change must be taken back: the engine does not answer, or finds less than half of before,
+    where that was enough to tell."""
     if after is None or after.error:
         return after is not None
     found = before.right if before is not None and not before.error else 0
