@@ -146,6 +146,7 @@ def test_everything_fits_a_phone(browser: Browser, chat: ChatPage) -> None:
     expect(phone.footers).to_have_count(1)
 
     def fits(selector: str) -> None:
+        expect(page.locator(selector).last).to_be_visible()
         box = page.locator(selector).last.bounding_box()
         assert box is not None
         assert box["x"] >= 0
