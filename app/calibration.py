@@ -22,6 +22,7 @@ from typing import Any
 from app.background_command import BackgroundCommand
 from app.calibration_record import CalibrationRecord, CalibrationState
 from app.errors import AlreadyRunning, BadRequest, Missing
+from app.moments import now_ms
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
 from db.store import Store
@@ -107,7 +108,7 @@ class Calibration:
                 source=source,
                 options=checked,
                 user_id=user_id,
-                started=_now(),
+                started=now_ms(),
             )
             await self._store.add_audit(user_id, "calibration.start", None, {"out": record.out, **checked})
             self._run(record)
@@ -214,8 +215,7 @@ class Calibration:
         self.record = replace(record, done=done, total=total, remaining_seconds=remaining)
 
     def _settle(self, state: CalibrationState, message: str = "") -> None:
-        record = self._present()
-        self.record = replace(record, state=state, message=message, ended=_now(), remaining_seconds=None)
+        self.record = self._present().settled(state, message)
         self.record.save(self._path)
 
     def _remove(self, record: CalibrationRecord) -> None:
@@ -275,7 +275,3 @@ def _write_private(path: Path, content: bytes) -> None:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name.rsplit("/", 1)[-1]).strip("-.") or "model"
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

@@ -6,10 +6,12 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
+
+from app.moments import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +23,36 @@ class CalibrationState(StrEnum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommandRecord:
+    """How far a command is that runs beside the engine, and how it ended. Times are unix milliseconds.
+
+    done, total: what it counts; total is 0 until the model is loaded.
+    message: why it failed, "" if it did not.
+    """
+
+    state: CalibrationState = CalibrationState.RUNNING
+    ended: int | None = None
+    done: int = 0
+    total: int = 0
+    message: str = ""
+    remaining_seconds: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.state is CalibrationState.RUNNING
+
+    def settled(self, state: CalibrationState, message: str = "") -> Self:
+        """The same, come to its end now."""
+        return replace(self, state=state, message=message, ended=now_ms(), remaining_seconds=None)
+
+
 @dataclass(frozen=True)
-class CalibrationRecord:
-    """One calibration. Times are unix milliseconds.
+class CalibrationRecord(CommandRecord):
+    """One calibration, which counts samples.
 
     out: the file that it writes, in the folder of profiles. source: the model, as the command takes it.
-    options: the command's options by name. message: why it failed, "" if it did not.
-    done, total: samples; total is 0 until the model is loaded.
+    options: the command's options by name.
     remaining_seconds: by the samples that this run has read, None before the first.
     """
 
@@ -37,16 +62,6 @@ class CalibrationRecord:
     options: dict[str, Any]
     user_id: str
     started: int
-    state: CalibrationState = CalibrationState.RUNNING
-    ended: int | None = None
-    done: int = 0
-    total: int = 0
-    message: str = ""
-    remaining_seconds: float | None = field(default=None)
-
-    @property
-    def running(self) -> bool:
-        return self.state is CalibrationState.RUNNING
 
     def words(self, folder: Path, places: Mapping[str, str] | None = None) -> list[str]:
         """The options of `tangram calibrate`. places: what some kinds of data stand for."""

@@ -18,9 +18,10 @@ from typing import Any
 
 from app.background_command import BackgroundCommand
 from app.calibration import Calibration
-from app.calibration_record import CalibrationRecord, CalibrationState
+from app.calibration_record import CalibrationRecord, CalibrationState, CommandRecord
 from app.engine_settings import AUTO, NONE
 from app.errors import AlreadyRunning, AppError, BadRequest
+from app.moments import now_ms
 from app.profiles import ProfileEntry, Profiles, results_path
 from app.settings import Settings
 from app.supervisor import EngineSupervisor
@@ -33,26 +34,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class EvaluationRecord:
-    """One evaluation, of `profile` against `other`, a profile's name or `none`. Times are unix milliseconds.
-
-    done, total: passages, each counted once for every way to keep it; total is 0 until the model is loaded.
-    message: why it failed, "" if it did not.
-    """
+class EvaluationRecord(CommandRecord):
+    """One evaluation, of `profile` against `other`, a profile's name or `none`. It counts passages, each once
+    for every way to keep it."""
 
     profile: str
     other: str
     started: int
-    state: CalibrationState = CalibrationState.RUNNING
-    ended: int | None = None
-    done: int = 0
-    total: int = 0
-    message: str = ""
-    remaining_seconds: float | None = None
-
-    @property
-    def running(self) -> bool:
-        return self.state is CalibrationState.RUNNING
 
 
 class Evaluation:
@@ -116,7 +104,7 @@ class Evaluation:
                 self._profiles.check(one)
         if against is not None and against.path == entry.path:
             raise BadRequest("This profile is what the engine runs with. Choose another one to compare with.")
-        record = EvaluationRecord(entry.name, against.name if against else NONE, _now())
+        record = EvaluationRecord(entry.name, against.name if against else NONE, now_ms())
         out = self._profiles.folder / ".evaluation"
         words = [str(entry.path), str(against.path) if against else NONE]
         words += ["--model", self._supervisor.model_source, "--settings", json.dumps(config)]
@@ -202,9 +190,8 @@ class Evaluation:
         fresh = path.with_name(path.name + ".new")
         fresh.write_text(json.dumps(every, indent=1) + "\n", encoding="utf-8")
         fresh.replace(path)
-        if (
-            not entry.path.exists()
-        ):  # looked at last: whoever deletes a profile deletes it first, then its results
+        # Looked at last: whoever deletes a profile deletes it first, then its results.
+        if not entry.path.exists():
             path.unlink(missing_ok=True)
             raise ValueError("the profile was deleted")
 
@@ -231,9 +218,7 @@ class Evaluation:
 
     def _settle(self, state: CalibrationState, message: str = "") -> None:
         if self.record is not None:
-            self.record = replace(
-                self.record, state=state, message=message, ended=_now(), remaining_seconds=None
-            )
+            self.record = self.record.settled(state, message)
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
@@ -250,7 +235,3 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         log.warning("%s cannot be read: what was found of the profile is not shown", path)
         return {}
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from app.errors import EngineNotReady, EngineStartFailed
 from app.model_source import ServedModel, open_model
+from app.moments import now_ms
 from app.settings import Settings
 from app.templating import Templating
 from tangram.client import EngineClient
@@ -84,7 +84,7 @@ class EngineSupervisor(ABC):
         self.geometry: Geometry | None = None
         self.ranks = 1
         self._progress = progress
-        self._status = EngineStatus(since=_now())
+        self._status = EngineStatus(since=now_ms())
         self._changed = asyncio.Event()
         self._suspected = asyncio.Event()
         self._client: EngineClient | None = None
@@ -216,7 +216,7 @@ class EngineSupervisor(ABC):
 
     def _set(self, state: EngineState | None = None, **changes: Any) -> None:
         if state is not None and state is not self._status.state:
-            changes |= {"state": state, "since": _now()}
+            changes |= {"state": state, "since": now_ms()}
         updated = replace(self._status, **changes)
         if updated == self._status:
             return
@@ -268,7 +268,3 @@ class EngineSupervisor(ABC):
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

@@ -113,7 +113,7 @@ def merged_workers(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
     drifts = [one["drift"] for one in said if one.get("drift")]
     return {
         **said[0],
-        "kernels": ", ".join(sorted({name for one in said for name in one["kernels"].split(", ")})),
+        "kernels": tangram.workers.kernels_of(said),
         "seals": sum(one["seals"] for one in said),
         "seconds": sum(one["seconds"] for one in said),
         "buckets": [sum(counts) for counts in zip(*(one["buckets"] for one in said), strict=True)],

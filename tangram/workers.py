@@ -36,5 +36,10 @@ def merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "seals": buckets[-1],
         "seconds": max(answer["seconds"] for answer in answers),
         "buckets": buckets,
-        "kernels": ", ".join(sorted({answer["kernels"] for answer in answers})),
+        "kernels": kernels_of(answers),
     }
+
+
+def kernels_of(answers: Sequence[dict[str, Any]]) -> str:
+    """All implementations that any of these, which may be of several workers themselves, run on."""
+    return ", ".join(sorted({name for answer in answers for name in answer["kernels"].split(", ")}))

@@ -6,15 +6,14 @@ Keys only, so it works for generated text as for prompts and costs nothing befor
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import cosine_similarity, normalize
 
+from kernels import fallback
 from tangram.scorers.base import Chunk, Scorer
 
 
 def keydiff(chunk: Chunk) -> torch.Tensor:
     """Minus the cosine between each key and the mean of the unit keys of its head; from -1 to 1."""
-    anchor = normalize(chunk.keys, dim=-1).mean(dim=-2, keepdim=True)
-    return -cosine_similarity(chunk.keys, anchor, dim=-1)
+    return fallback.keydiff(chunk.keys)
 
 
 SCORER = Scorer("keydiff", frozenset(), keydiff)

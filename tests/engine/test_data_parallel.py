@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.managed_engine import free_port
 from tangram.client import CompletionRequest, EngineClient
 from tangram.completion import Usage
 from tangram.errors import EngineRejected
-from tests.leftovers import kill_session
+from tests.engine.serving import serving
 from tests.tiny_models import random_llama
-from tests.tree import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -33,38 +28,9 @@ def url(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("ranks")
     model = folder / "model"
     random_llama(model, bundled_model_dir)
-    port = free_port()
-    command = [sys.executable, "-m", "tangram", "serve", str(model), *SETTINGS, "--tangram-profile=none"]
-    command += ["--data-parallel-size", "2", "--served-model-name", "tiny", "--dtype", "float32"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
-    command += ["--kv-cache-memory-bytes", str(POOL)]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "TANGRAM_CHECK_INTEGRITY": "1",
-    }
-    log = folder / "engine.log"
-    with log.open("w") as output:
-        engine = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-    try:
-        asyncio.run(until_ready(f"http://127.0.0.1:{port}", engine, log))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        engine.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            engine.wait(60)
-        kill_session(engine.pid)
-        engine.wait()
-
-
-async def until_ready(url: str, engine: subprocess.Popen[bytes], log: Path) -> None:
-    async with EngineClient(url) as client:
-        while not await client.health():
-            if engine.poll() is not None:
-                pytest.fail(f"the engine ended with {engine.returncode}:\n{log.read_text()[-6000:]}")
-            await asyncio.sleep(0.2)
+    options = [*SETTINGS, "--tangram-profile=none", "--data-parallel-size", "2"]
+    with serving(model, [*options, "--kv-cache-memory-bytes", str(POOL)], folder) as url:
+        yield url
 
 
 async def say(

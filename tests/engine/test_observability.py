@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +21,7 @@ from tangram.config import TangramConfig
 from tangram.errors import EngineRejected
 from tangram.predict import predict
 from tangram.profile import ModelShape, Profile
-from tests.leftovers import kill_session
+from tests.engine.serving import serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -73,40 +70,9 @@ def served(bundled_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     options = [
         f"--tangram-{name.replace('_', '-')}={getattr(config, name)}" for name in (*SETTINGS, "profile")
     ]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tangram", "serve", str(model), *options]
-    command += ["--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "float32", "--seed", "0"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
-    command += ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(POOL)]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "TANGRAM_CHECK_INTEGRITY": "1",
-    }
-    log = folder / "engine.log"
-    with log.open("w") as output:
-        engine = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-    try:
-        asyncio.run(until_ready(f"http://127.0.0.1:{port}", engine, log))
-        yield Served(f"http://127.0.0.1:{port}", config)
-    finally:
-        engine.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            engine.wait(60)
-        kill_session(engine.pid)
-        engine.wait()
-
-
-async def until_ready(url: str, engine: subprocess.Popen[bytes], log: Path) -> None:
-    async with EngineClient(url, api_key=KEY) as client:
-        while not await client.health():
-            if engine.poll() is not None:
-                pytest.fail(f"the engine ended with {engine.returncode}:\n{log.read_text()[-6000:]}")
-            await asyncio.sleep(0.2)
+    options += ["--load-format", "dummy", "--seed", "0", "--kv-cache-memory-bytes", str(POOL)]
+    with serving(model, options, folder, KEY) as url:
+        yield Served(url, config)
 
 
 async def say(client: EngineClient, prompt: list[int], salt: str, answer: int) -> list[int]:
