@@ -130,7 +130,9 @@ async def test_vllm_chooses_where_nobody_did_and_refuses_what_is_not_there(url: 
         await client.evict(everything=True)
         await asyncio.gather(*(say(client, words(100 * index, 80), "eve", None, 40) for index in range(6)))
         seen: list[Any] = [row["engine"] for row in (await client.memory())["sequences"]]
-        assert sorted(seen) == [0, 0, 0, 1, 1, 1]
+        # How many each is given is vLLM's choice, from counts that reach it between the requests.
+        assert len(seen) == 6
+        assert set(seen) == {0, 1}
         with pytest.raises(EngineRejected, match="data_parallel_rank 2 is out of range") as error:
             await say(client, words(0, 20), "eve", 2)
         assert error.value.status == 400
