@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs pytest away from the operator's own data, and ends what the tests started but did not stop.
-# Arguments go to pytest. Without any -m among them, the tests marked slow are left out.
+# Arguments go to pytest. Without any -m among them, the tests marked slow are left out. Files run side by side, as
+# tests/workers.py says; `-n 0` among the arguments has them run one after the other.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -39,6 +40,6 @@ for argument in "$@"; do
 done
 # In the background so that a signal is acted on at once; bash would have it ignore Ctrl-C there.
 env --default-signal=INT "$mark" TANGRAM_HOME="$scratch/home" HF_HUB_OFFLINE=1 GRADIO_ANALYTICS_ENABLED=False \
-    .venv/bin/python -m pytest "${selection[@]}" "$@" &
+    .venv/bin/python -m pytest "${selection[@]}" -n auto --dist loadfile --no-loadscope-reorder "$@" &
 pytest=$!
 wait "$pytest"

@@ -11,8 +11,20 @@ import pytest
 from app import bundled_model
 from tests import leftovers
 from tests.postgres_server import postgres_server
+from tests.workers import (
+    pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+    pytest_xdist_setupnodes,
+)
 
-__all__ = ["postgres_server"]
+__all__ = [
+    "postgres_server",
+    "pytest_collection_modifyitems",
+    "pytest_xdist_auto_num_workers",
+    "pytest_xdist_make_scheduler",
+    "pytest_xdist_setupnodes",
+]
 
 WATCHER = pytest.StashKey[tuple["subprocess.Popen[bytes]", str]]()
 

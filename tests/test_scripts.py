@@ -168,6 +168,10 @@ def test_make_up_ends_with_the_app_in_the_place_of_the_shell(tree: Tree) -> None
     assert tree.notes.read_text().splitlines()[-1] == "-m app"
 
 
+SIDE_BY_SIDE = "-n auto --dist loadfile --no-loadscope-reorder"
+"""What the test runner asks of pytest-xdist. Of options that are given twice the last counts."""
+
+
 def stand_in_for_pytest(tree: Tree, body: str) -> None:
     python = tree.root / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -211,9 +215,10 @@ def test_the_test_runner_passes_an_interrupt_on(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("arguments", "passed"),
     [
-        ([], "-m pytest -m not slow"),
-        (["tests/db"], "-m pytest -m not slow tests/db"),
-        (["-m", "slow"], "-m pytest -m slow"),
+        ([], f"-m pytest -m not slow {SIDE_BY_SIDE}"),
+        (["tests/db"], f"-m pytest -m not slow {SIDE_BY_SIDE} tests/db"),
+        (["-m", "slow"], f"-m pytest {SIDE_BY_SIDE} -m slow"),
+        (["-n", "0"], f"-m pytest -m not slow {SIDE_BY_SIDE} -n 0"),
     ],
 )
 def test_the_test_runner_leaves_slow_tests_out(tree: Tree, arguments: list[str], passed: str) -> None:

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def run_child(script: str, given: Path, folder: Path, threads: int = 2, timeout: float = 900) -> Any:
+def run_child(script: str, given: Path, folder: Path, threads: int = 1, timeout: float = 900) -> Any:
     """What ``script`` wrote about what it was ``given``. Its output goes to a log in ``folder``, of which a
     failure shows the end."""
     result, log = folder / f"{given.stem}.result", folder / f"{given.stem}.log"
