@@ -13,6 +13,9 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+ANYWHERE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Part of an engine's environment. By itself vLLM binds each engine's threads to the same cores as any other's,
+which then share one while the next one idles."""
 
 
 def run_child(script: str, given: Path, folder: Path, threads: int = 1, timeout: float = 900) -> Any:
@@ -25,7 +28,7 @@ def run_child(script: str, given: Path, folder: Path, threads: int = 1, timeout:
             [sys.executable, str(HERE / script), str(given), str(result)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+            env=ANYWHERE | os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             timeout=timeout,
         )
     if done.returncode:
