@@ -14,8 +14,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ANYWHERE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""Part of an engine's environment. By itself vLLM binds the threads of every engine to the same cores, so that
-two would share one core while another idles."""
+"""Part of an engine's environment. By itself vLLM binds every engine's threads to the same cores, so that two
+would share one while another idles."""
 
 
 def run_child(script: str, given: Path, folder: Path, threads: int = 1, timeout: float = 900) -> Any:
