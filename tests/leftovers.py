@@ -81,6 +81,9 @@ def watch() -> tuple[subprocess.Popen[bytes], str]:
         start_new_session=True,
     )
     os.environ[name] = "1"
+    os.environ["SPT_NOENV"] = (
+        "1"  # or engines and workers, which give themselves titles, write over their marks
+    )
     return watcher, f"{name}=1"
 
 

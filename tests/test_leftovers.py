@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.leftovers import alive, kill_session, session_of
+import pytest
+
+from tests.leftovers import alive, bearing, kill_session, session_of
 from tests.tree import ROOT
 
 STARTS = """
@@ -29,13 +31,13 @@ def wait(check: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def nested(folder: Path, then: str) -> tuple[subprocess.Popen[bytes], Path]:
+def nested(folder: Path, then: str, *options: str) -> tuple[subprocess.Popen[bytes], Path]:
     """A pytest that runs one test, which starts a process and leaves it; and where its id is written."""
     pids, test = folder / "pids", folder / "test_nested.py"
     test.write_text(STARTS.format(pids=str(pids), then=then))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
     process = subprocess.Popen(
-        [*command, "--rootdir", str(folder), str(test)],
+        [*command, *options, "--rootdir", str(folder), str(test)],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
@@ -43,8 +45,9 @@ def nested(folder: Path, then: str) -> tuple[subprocess.Popen[bytes], Path]:
     return process, pids
 
 
-def test_a_killed_pytest_leaves_nothing(tmp_path: Path) -> None:
-    process, pids = nested(tmp_path, "time.sleep(600)")
+@pytest.mark.parametrize("options", [[], ["-n", "1", "--dist", "loadfile"]], ids=["alone", "worker"])
+def test_a_killed_pytest_leaves_nothing(tmp_path: Path, options: list[str]) -> None:
+    process, pids = nested(tmp_path, "time.sleep(600)", *options)
     try:
         wait(lambda: pids.exists() and pids.read_text().endswith("\n"))
         left = int(pids.read_text())
@@ -52,7 +55,7 @@ def test_a_killed_pytest_leaves_nothing(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    wait(lambda: not alive(left), 10)
+    wait(lambda: not alive(left) and not bearing(f"TANGRAM_TESTS_OF_{process.pid}=1"))
 
 
 def test_a_test_that_leaves_something_leaves_it_until_pytest_ends(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ FIRST = ("tests/engine/", "tests/e2e/", "tests/ui/", "tests/admin/", "tests/dock
 """Folders whose tests wait for engines, browsers and containers."""
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """What `-n auto` means here; 0 is none beside pytest itself."""
     return workers(len(files_of(config.args, config.invocation_params.dir)), cores(), free_memory())
@@ -59,7 +59,7 @@ def free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_setupnodes() -> None:
     """Threads of one worker's computations would only wait for those of another's."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -82,15 +82,11 @@ def unit(nodeid: str) -> str:
     return folder or nodeid.partition("::")[0]
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Files one by one, save those that belong together. None: as the command line asks for."""
     if config.getoption("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling  # not everybody who runs a few tests has it
-
-    class UnitScheduling(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return unit(nodeid)
+    from tests.scheduling import UnitScheduling  # not everybody who runs a few tests has pytest-xdist
 
     return UnitScheduling(config, log)

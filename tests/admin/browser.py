@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.patience import PATIENCE
 from tests.ui.support import DESKTOP, NAME, PASSWORD, SETUP_KEY
 
 _MAP = "#memory-map-figure"
@@ -24,7 +25,7 @@ class AdminPage:
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme
         )
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(PATIENCE * 1000)
         self.problems: list[str] = []
         self.foreign: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
@@ -65,7 +66,7 @@ class AdminPage:
         """How many times the map was drawn into its element."""
         return int(self.page.locator(_MAP).get_attribute("data-drawn") or 0)
 
-    def drawn_after(self, drawings: int, seconds: float = 20) -> None:
+    def drawn_after(self, drawings: int, seconds: float = PATIENCE) -> None:
         """Wait until the map was drawn again."""
         self.page.wait_for_function(
             f"count => Number(document.querySelector('{_MAP}').dataset.drawn) > count",

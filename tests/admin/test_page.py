@@ -13,6 +13,7 @@ from admin.live_plot import SCRIPT_NAME
 from admin.sampler import Sample
 from db.maintenance import memory_samples
 from tests.admin.conftest import Bench, Installed
+from tests.patience import PATIENCE
 
 
 class Viewer:
@@ -53,7 +54,7 @@ class Viewer:
 
 
 async def sampled(installed: Installed, after: int = 0) -> Sample:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await installed.console.sampler.wait_for(
             lambda sample: sample.number > after and sample.snapshot is not None and sample.error is None
         )
@@ -113,7 +114,7 @@ async def test_the_map_follows_a_conversation(installed: Installed) -> None:
             if update.kind == "done":
                 break
         installed.console.sampler.poke()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await installed.console.sampler.wait_for(
                 lambda sample: (
                     sample.number > before.number + 1
@@ -160,7 +161,7 @@ async def test_nothing_on_the_page_is_fetched_from_elsewhere(installed: Installe
 
 async def test_the_sampler_runs_with_the_app(bench: Bench) -> None:
     async with bench.app.router.lifespan_context(bench.app):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await bench.console.sampler.wait_for(lambda sample: sample.number >= 1)
         names = {task.get_name() for task in asyncio.all_tasks()}
         assert "memory-sampler" in names

@@ -11,6 +11,7 @@ import pytest
 from admin.history import PoolPoint
 from admin.sampler import STORE_SECONDS, Sampler
 from tests.admin.support import Engine, Supervisor
+from tests.patience import PATIENCE
 
 QUICK = {"interval": 0.005, "longest_wait": 0.02}
 
@@ -40,7 +41,7 @@ async def sampler(supervisor: Supervisor) -> AsyncIterator[Sampler]:
 
 
 async def reach(sampler: Sampler, number: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await sampler.wait_for(lambda sample: sample.number >= number)
 
 
@@ -57,7 +58,7 @@ async def test_a_sample_holds_report_and_latencies(sampler: Sampler, engine: Eng
 
 async def test_engine_dies_and_comes_back(sampler: Sampler, engine: Engine) -> None:
     sampler.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await sampler.wait_for(lambda sample: sample.number >= 3)
         engine.up = False
         away = await sampler.wait_for(lambda sample: sample.error is not None)
@@ -123,7 +124,7 @@ async def test_a_bug_in_one_sample_does_not_end_sampling(
     with monkeypatch.context() as patch:
         patch.setattr(engine, "metrics_text", broken)
         sampler.start()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await failing.wait()
     await reach(sampler, 2)
     assert sampler.latest.error is None

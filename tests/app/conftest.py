@@ -24,6 +24,7 @@ from app.factory import build_services, create_app
 from app.services import Services
 from app.settings import Settings
 from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer
+from tests.patience import PATIENCE
 
 NAME, PASSWORD = "ann", "correct horse"
 
@@ -178,7 +179,7 @@ async def product(settings: Settings) -> AsyncIterator[Product]:
         yield running
 
 
-async def eventually(check: Callable[[], Any], seconds: float = 5.0) -> None:
+async def eventually(check: Callable[[], Any], seconds: float = PATIENCE) -> None:
     """Wait until something that happens in another thread or process is so."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110 - there is no event to wait for

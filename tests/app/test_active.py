@@ -12,6 +12,7 @@ from app.errors import AccessEnded, RequestStopped
 from app.openai_api.run import unless
 from tangram.client import CompletionChunk
 from tangram.errors import EngineRejected
+from tests.patience import PATIENCE
 
 
 def test_a_request_is_known_while_it_runs_and_its_row_afterwards() -> None:
@@ -75,7 +76,7 @@ async def test_one_that_waits_for_a_chunk_is_stopped_too(before: int) -> None:
     await asyncio.sleep(0.01)
     stopped.set_result(AccessEnded())
     with pytest.raises(RequestStopped, match="Access was ended"):
-        await asyncio.wait_for(waiting, 2)
+        await asyncio.wait_for(waiting, PATIENCE)
 
 
 async def test_the_engine_s_failure_is_passed_on() -> None:

@@ -16,6 +16,7 @@ from app.sse import EventStream
 from db.errors import StorageUnavailable
 from tests.app.conftest import Product, eventually, serving
 from tests.fake_engine import FakeEngine
+from tests.patience import PATIENCE
 
 
 @dataclass
@@ -127,7 +128,7 @@ async def test_stop_regenerate_edit(product: Product, fake_engine: FakeEngine) -
         stopped = (await product.http.post(f"/api/replies/{turn['reply']['id']}/stop")).json()
         assert stopped["status"] == "stopped"
         assert [event async for event in events][-1].data["status"] == "stopped"
-    await eventually(lambda: not fake_engine.running, 1.0)
+    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
     again = await product.http.post(
         f"/api/replies/{turn['reply']['id']}/regenerate", json={"stream": False, "max_tokens": 3}
     )
@@ -148,7 +149,7 @@ async def test_deleting_a_conversation_stops_its_reply(product: Product, fake_en
     await product.services.generation.send(product.owner, conversation, "/tokens 2000")
     assert (await product.http.delete(f"/api/conversations/{conversation}")).status_code == 204
     assert product.services.generation.active == 0
-    await eventually(lambda: not fake_engine.running, 1.0)
+    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
 
 
 async def test_errors_have_one_shape(product: Product) -> None:
@@ -234,7 +235,7 @@ async def test_quiet_streams_are_pinged_and_end_with_the_client() -> None:
         async with http.stream("GET", url) as response, contextlib.aclosing(response.aiter_lines()) as lines:
             seen = [line async for line in _until(lines, ": ping", 2)]
             assert seen[0] == "data: first"
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE):
             await closed.wait()
 
 

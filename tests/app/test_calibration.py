@@ -78,7 +78,7 @@ async def test_cancel_keeps_what_was_found_and_resume_goes_on(
     acting("slow")
     await begin(product)
     job = product.services.calibration
-    await eventually(lambda: job.record is not None and job.record.done == 1, 20)
+    await eventually(lambda: job.record is not None and job.record.done == 1)
     assert job.record is not None
     assert job.record.remaining_seconds is not None
     assert (await product.http.post("/api/admin/calibration", json={})).status_code == 409
@@ -100,7 +100,7 @@ async def test_discard_forgets(product: Product, acting: Callable[[str], None]) 
     acting("slow")
     await begin(product)
     job = product.services.calibration
-    await eventually(lambda: job.record is not None and job.record.done == 1, 20)
+    await eventually(lambda: job.record is not None and job.record.done == 1)
     await product.http.post("/api/admin/calibration/cancel")
     assert (await product.http.delete("/api/admin/calibration")).status_code == 204
     assert list(job.folder.iterdir()) == []
@@ -148,7 +148,7 @@ async def test_it_goes_on_when_the_app_is_back(settings: Settings, acting: Calla
     async with running_product(settings) as product:
         out = (await begin(product))["out"]
         job = product.services.calibration
-        await eventually(lambda: job.record is not None and job.record.done == 1, 20)
+        await eventually(lambda: job.record is not None and job.record.done == 1)
     record = CalibrationRecord.load(settings.profiles_dir / "calibration.json")
     assert record is not None
     assert record.running

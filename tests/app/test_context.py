@@ -20,6 +20,7 @@ from db.views import MessageView
 from tests.app.conftest import Product, running_product
 from tests.app.test_templating import NO_SYSTEM, THINKING, Talk, message, with_template
 from tests.fake_engine import FakeEngine
+from tests.patience import PATIENCE
 
 LIMIT = 600
 
@@ -213,13 +214,15 @@ async def test_a_reply_that_filled_the_context_goes_on(product: Product) -> None
 async def test_a_running_reply_counts(product: Product, fake_engine: FakeEngine) -> None:
     conversation = await product.conversation()
     generation = product.services.generation
-    handle = await generation.send(product.owner, conversation, "/tokens 100 /delay 0.02")
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.02")
     await product.wait_for_text(handle.reply.id)
-    seen = []
-    for _ in range(3):
-        seen.append((await generation.context(product.owner, conversation)).tokens)
-        await asyncio.sleep(0.1)
-    assert len(handle.user.token_ids) < seen[0] < seen[1] < seen[2]
+    seen = [len(handle.user.token_ids)]
+    async with asyncio.timeout(PATIENCE):
+        while len(seen) < 4:
+            if (tokens := (await generation.context(product.owner, conversation)).tokens) != seen[-1]:
+                seen.append(tokens)
+            await asyncio.sleep(0.05)
+    assert seen == sorted(seen)
     await generation.stop(product.owner, handle.reply.id)
 
 

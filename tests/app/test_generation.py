@@ -15,6 +15,7 @@ from app.settings import Settings
 from db.errors import NotFound, OutcomeUnknown, StorageUnavailable
 from tests.app.conftest import Product, eventually, running_product
 from tests.fake_engine import FakeEngine
+from tests.patience import PATIENCE
 
 
 async def test_second_turn_reads_only_what_is_new(product: Product, fake_engine: FakeEngine) -> None:
@@ -65,7 +66,7 @@ async def test_stop_aborts_in_the_engine_and_keeps_the_text(
     assert stored.status == "stopped"
     assert stored.content.startswith(text)
     assert 0 < len(stored.token_ids) < 2000
-    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1, 1.0)
+    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
     await product.services.generation.stop(product.owner, handle.reply.id)  # stopping again is no error
 
     again = await product.reply(conversation, "/say done")
@@ -110,7 +111,7 @@ async def test_stop_before_the_first_token(product: Product, fake_engine: FakeEn
     handle = await product.services.generation.send(product.owner, conversation, "/prefill 30 hi")
     await eventually(lambda: len(fake_engine.running) == 1)
     await product.services.generation.stop(product.owner, handle.reply.id)
-    await eventually(lambda: not fake_engine.running, 1.0)
+    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
     stored = await product.services.store.get_message(product.owner, handle.reply.id)
     assert (stored.status, stored.content, stored.token_ids) == ("stopped", "", ())
     await product.reply(conversation, "/say second")
@@ -158,7 +159,7 @@ async def test_text_is_saved_while_the_reply_runs(product: Product) -> None:
     conversation = await product.conversation()
     product.services.generation._runner.flush_seconds = 0.05
     handle = await product.services.generation.send(product.owner, conversation, "/tokens 2000 /delay 0.01")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not (
             stored := await product.services.store.get_message(product.owner, handle.reply.id)
         ).content:
@@ -308,9 +309,11 @@ async def test_strangers_see_nothing(product: Product) -> None:
 async def test_end_of_the_app_interrupts_and_keeps(settings: Settings, fake_engine: FakeEngine) -> None:
     async with running_product(settings) as product:
         conversation = await product.conversation()
-        handle = await product.services.generation.send(product.owner, conversation, "/tokens 60 /delay 0.02")
+        handle = await product.services.generation.send(
+            product.owner, conversation, "/tokens 150 /delay 0.02"
+        )
         text = await product.wait_for_text(handle.reply.id)
-    await eventually(lambda: not fake_engine.running, 1.0)
+    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
     settings = settings.model_copy(update={"resume_replies": False})
     async with running_product(settings) as product:
         stored = await product.services.store.get_message(product.owner, handle.reply.id)

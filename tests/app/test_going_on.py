@@ -19,6 +19,7 @@ from app.supervisor import EngineState
 from db.errors import Conflict, NotFound
 from tests.app.conftest import Product, eventually, running_product
 from tests.fake_engine import LOREM, FakeEngine
+from tests.patience import PATIENCE
 
 
 def lorem(product: Product, count: int) -> str:
@@ -104,7 +105,7 @@ async def interrupted(settings: Settings, fake_engine: FakeEngine, content: str)
         await product.services.generation.close()
         stored = await product.services.store.get_message(product.owner, handle.reply.id)
         assert stored.status == "interrupted"
-    await eventually(lambda: not fake_engine.running, 2.0)
+    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
     return conversation, handle.reply.id, stored.content
 
 
@@ -216,15 +217,17 @@ async def test_positions_in_the_queue_are_told(product: Product, fake_engine: Fa
 
 
 async def test_a_failed_reply_has_the_engine_looked_at_at_once(
-    product: Product, fake_engine: FakeEngine
+    settings: Settings, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = product.services.supervisor
-    conversation = await product.conversation()
-    await asyncio.sleep(0.05)  # the watcher is in its pause of two seconds
-    fake_engine.healthy = False
-    reply = await product.reply(conversation, "/fail /tokens 20")
-    assert reply.status == "error"
-    await eventually(lambda: supervisor.status.state is EngineState.RESTARTING, 0.5)
+    monkeypatch.setattr("app.remote_engine._POLL_READY", 10 * PATIENCE)
+    async with running_product(settings) as product:
+        supervisor = product.services.supervisor
+        conversation = await product.conversation()
+        await asyncio.sleep(0.05)  # the watcher is in its pause
+        fake_engine.healthy = False
+        reply = await product.reply(conversation, "/fail /tokens 20")
+        assert reply.status == "error"
+        await eventually(lambda: supervisor.status.state is EngineState.RESTARTING)
 
 
 async def test_the_bundled_model_ends_sooner_and_can_go_on(

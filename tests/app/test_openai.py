@@ -291,7 +291,7 @@ async def test_a_stored_conversation(client: Any, product: Product, fake_engine:
     )
     await eventually(lambda: len(fake_engine.running) == 1)
     request.cancel()
-    await eventually(lambda: not fake_engine.running, 2.0)
+    await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
     await eventually(lambda: product.services.generation.active == 0)
     path = await product.services.store.path(product.owner, conversation)
     assert path[-1].status == "stopped"

@@ -13,6 +13,7 @@ from app.accounts import COOKIE
 from app.errors import Forbidden
 from db.views import QuotaView
 from tests.app.conftest import NAME, PASSWORD, Product, eventually
+from tests.patience import PATIENCE
 
 Form = dict[str, str]
 
@@ -93,7 +94,8 @@ async def test_what_runs_and_waits_for_a_disabled_user_ends(product: Product) ->
         asyncio.create_task(http.post(f"/v1/{path}", json=body))
         for path, body in (("chat/completions", chat), ("completions", text), ("chat/completions", stored))
     ]
-    await eventually(lambda: len(product.services.active.running()) == 3)
+    active = product.services.active
+    await eventually(lambda: [bool(one.tokens()) for one in active.running()] == [True] * 3)
     waiting = [
         asyncio.create_task(http.post("/v1/chat/completions", json=chat | {"stream": stream}))
         for stream in (True, False)
@@ -102,12 +104,12 @@ async def test_what_runs_and_waits_for_a_disabled_user_ends(product: Product) ->
     await asyncio.sleep(0.1)  # the streams have begun
     answer = await product.http.patch(f"/api/admin/users/{account}", json={"disabled": True})
     assert answer.status_code == 200
-    for stream in await asyncio.wait_for(asyncio.gather(*running), 5):
+    for stream in await asyncio.wait_for(asyncio.gather(*running), PATIENCE):
         assert stream.status_code == 200
         last = json.loads(stream.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
         assert last["message"] == "Access was ended: this account has been disabled."
         assert (last["type"], last["code"]) == ("permission_error", "access_ended")
-    for refused in await asyncio.wait_for(asyncio.gather(*waiting), 5):
+    for refused in await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE):
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     assert (product.services.queue.running, product.services.queue.waiting) == (0, 0)
     for late in (product.services.queue.admit, product.services.queue.join):  # signed in a moment before

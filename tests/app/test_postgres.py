@@ -18,6 +18,7 @@ from db.errors import StorageUnavailable
 from db.postgres.migrator import migrate
 from tests.app.conftest import eventually, running_product
 from tests.app.test_process import ready, signed_in, start
+from tests.patience import PATIENCE
 from tests.postgres_server import PASSWORD, TEMPLATE, PostgresServer, serve
 
 
@@ -156,9 +157,9 @@ async def test_replies_outlive_the_server(settings: Settings, mortal: PostgresSe
         assert (await product.http.get("/health/ready")).status_code == 503
         assert (await product.http.get("/api/conversations")).status_code == 503
         await asyncio.to_thread(mortal.start)
-        await eventually(lambda: generation.running(product.owner, conversation) is None, 30)
+        await eventually(lambda: generation.running(product.owner, conversation) is None)
         for handle, asked in ((before, "/tokens 60"), (shorter, "/tokens 20")):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 # Its watchers are told before it is stored, so only the store can be asked.
                 while not (await product.services.store.get_message(product.owner, handle.reply.id)).is_final:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)

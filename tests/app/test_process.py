@@ -23,6 +23,7 @@ from tests.app.conftest import PASSWORD, eventually
 from tests.app.test_supervisor import alive
 from tests.fake_engine import LOREM
 from tests.leftovers import kill_session
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP_KEY = "key of the tests' first account"
@@ -131,7 +132,7 @@ async def test_killed_in_mid_reply_then_stopped_in_mid_reply(tmp_path: Path, bun
             assert len(engine) == 2
             first.process.kill()
         await first.process.wait()
-        await eventually(lambda: not any(map(alive, engine)), 15)
+        await eventually(lambda: not any(map(alive, engine)))
 
     async with start(home, bundled_model_dir) as second:
         await ready(second)
@@ -161,7 +162,7 @@ async def test_killed_in_mid_reply_then_stopped_in_mid_reply(tmp_path: Path, bun
                 second.process.send_signal(signal.SIGTERM)
                 watched = [line async for line in response.aiter_lines() if line.startswith("data: ")]
             assert '"status": "interrupted"' in watched[-1]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 assert await second.process.wait() == 0
             assert not any(map(alive, engine))
             assert not any("Traceback" in line for line in second.lines), second.lines
@@ -189,7 +190,7 @@ async def test_ctrl_c_in_a_terminal(tmp_path: Path, bundled_model_dir: Path) -> 
         await ready(running)
         assert running.process.stdin is not None
         running.process.stdin.write(b"\x03")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert await running.process.wait() == 0
     at = running.lines.index("^C")
     assert running.lines[at + 1].startswith("stopping: ")

@@ -11,6 +11,7 @@ import pytest
 from app import running_replies
 from app.errors import Busy
 from tests.app.conftest import Product, eventually
+from tests.patience import PATIENCE
 
 
 async def first_event(http: httpx.AsyncClient, reply_id: str, seen: asyncio.Event) -> None:
@@ -30,7 +31,7 @@ async def test_a_reply_is_followed_in_a_few_places_only(
     seen = [asyncio.Event() for _ in range(3)]
     followers = [asyncio.create_task(first_event(product.http, handle.reply.id, each)) for each in seen]
     for each in seen:
-        await asyncio.wait_for(each.wait(), 10)
+        await asyncio.wait_for(each.wait(), PATIENCE)
     refused = await product.http.get(path)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], refused.headers["retry-after"]) == (429, "rate_limited", "5")
@@ -51,7 +52,7 @@ async def test_a_reply_is_followed_in_a_few_places_only(
 
     await eventually(room)
     followers.append(asyncio.create_task(first_event(product.http, handle.reply.id, again)))
-    await asyncio.wait_for(again.wait(), 10)
+    await asyncio.wait_for(again.wait(), PATIENCE)
     other = await product.reply(await product.conversation(), "/say hello")
     assert other.content == "hello"
     await generation.stop(product.owner, handle.reply.id)

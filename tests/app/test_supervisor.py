@@ -23,6 +23,7 @@ from app.settings import Settings
 from app.supervisor import EngineState
 from tests.app.conftest import eventually
 from tests.fake_engine import ThreadServer
+from tests.patience import PATIENCE
 
 FAKE = Path(__file__).resolve().parents[1] / "fake_engine.py"
 QUICK = Timing(backoff=0.05, max_backoff=0.2, stable=60, give_up=3, poll=0.05, health=0.1, sick=3, grace=2.0)
@@ -70,7 +71,7 @@ def alive(pid: int) -> bool:
 
 
 async def until(engine: ManagedEngine, *states: EngineState) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while engine.status.state not in states:
             await engine.changed()
 
@@ -144,10 +145,10 @@ async def test_who_suspects_the_engine_has_it_looked_at_at_once(make: Any) -> No
         assert engine.status.ready
         async with httpx.AsyncClient(base_url=engine.client.base_url, trust_env=False) as http:
             await http.post("/fake/health", json={"healthy": False})
-        for _ in range(2):
-            engine.check_now()
-            await asyncio.sleep(0.1)
-        await until(engine, EngineState.RESTARTING, EngineState.STARTING)
+        async with asyncio.timeout(PATIENCE):  # half as long as until the engine is looked at unasked
+            while engine.status.ready:
+                engine.check_now()
+                await asyncio.sleep(0.05)
 
 
 async def test_crash_loop_ends_in_failed_with_the_reason(make: Any) -> None:
@@ -311,11 +312,11 @@ async def test_restart_brings_a_failed_engine_back(make: Any) -> None:
 
 async def test_stop_in_the_middle_of_a_start(make: Any) -> None:
     async with make("--fake-start-seconds 60") as engine:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not (engine.status.pid and engine.log_tail()[1:]):
                 await engine.changed()
         guardian = engine.status.pid
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await engine.stop()
         assert not alive(guardian or 0)
 
@@ -324,7 +325,7 @@ async def test_engine_that_ignores_signals_is_killed(make: Any) -> None:
     async with make("--fake-deaf") as engine:
         await engine.wait_ready()
         pid = (await state(engine))["pid"]
-        async with asyncio.timeout(QUICK.grace + 3):
+        async with asyncio.timeout(QUICK.grace + PATIENCE):
             await engine.stop()
         assert not alive(pid)
 
@@ -352,4 +353,4 @@ async def test_nothing_outlives_a_killed_guardian_parent(tmp_path: Path) -> None
     assert all(map(alive, started))
     process.kill()
     await process.wait()
-    await eventually(lambda: not any(map(alive, started)), 5.0)
+    await eventually(lambda: not any(map(alive, started)))

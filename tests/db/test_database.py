@@ -15,6 +15,7 @@ from db import Database, Store
 from db.connection import CHECKPOINT_PAGES
 from db.errors import DatabaseClosed, DatabaseInUse, DbError, StorageUnavailable
 from tests.db.helpers import check_integrity, dump, only_sqlite, twin
+from tests.patience import PATIENCE
 
 PUT = text(
     "INSERT INTO settings (key, value, updated_at) VALUES (:key, '1', (SELECT count(*) FROM settings))"
@@ -108,7 +109,7 @@ async def test_readers_do_not_wait_for_the_writer(database: Database) -> None:
     writing = asyncio.create_task(database.write(gate))
     await asyncio.to_thread(gate.entered.wait)
     try:
-        assert await asyncio.wait_for(database.read(keys), 5) == ["before"]
+        assert await asyncio.wait_for(database.read(keys), PATIENCE) == ["before"]
         assert not writing.done()
     finally:
         gate.opened.set()

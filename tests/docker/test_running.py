@@ -19,6 +19,7 @@ from app.managed_engine import free_port
 from tests.app.conftest import eventually
 from tests.app.test_process import begin, ready, signed_in, start
 from tests.leftovers import kill_session, session_of
+from tests.patience import PATIENCE
 from tests.tree import ROOT
 
 DOCKER = ROOT / "docker"
@@ -112,15 +113,17 @@ async def test_the_proxy_passes_streams_on_at_once_and_overwrites_forwarded_head
             except httpx.HTTPError:
                 return False
 
-        await eventually(up, 20)
+        await eventually(up)
         headers = {"X-Forwarded-For": "203.0.113.7"}
         url = environment["TANGRAM_DOMAIN"] + "/api/replies/x/events"
         async with (
-            httpx.AsyncClient(trust_env=False, timeout=10) as http,
+            httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http,
             http.stream("GET", url, headers=headers) as answer,
         ):
             lines = answer.aiter_lines()
-            assert await asyncio.wait_for(anext(lines), 5) == "data: one"  # while the second is held back
+            assert (
+                await asyncio.wait_for(anext(lines), PATIENCE) == "data: one"
+            )  # while the second is held back
             go_on.set()
             assert "data: two" in [line async for line in lines]
         assert "x-forwarded-for: 127.0.0.1\r\n" in told[-1]

@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.patience import PATIENCE
 from tests.ui.support import DESKTOP, NAME, PHONE, SOON, ChatPage, Product, eventually, fetch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -48,7 +49,7 @@ def test_stop_frees_the_engine_within_a_second(chat: ChatPage, served: Product, 
     assert served.running(served) == 1
     chat.stop()
     eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
-    chat.settled(10)
+    chat.settled()
     expect(chat.footers.last).to_contain_text("Stopped")
     assert chat.replies.last.inner_text().strip()
     assert chat.say("Thank you, that is enough.", 300)
@@ -61,9 +62,9 @@ def test_a_reply_goes_on_after_a_reload(chat: ChatPage, served: Product, story: 
     chat.usable()
     expect(chat.stop_button).to_be_visible()
     early = len(chat.replies.last.inner_text())
-    eventually(lambda: len(chat.replies.last.inner_text()) > early, 30, "the reply grows")
+    eventually(lambda: len(chat.replies.last.inner_text()) > early, PATIENCE, "the reply grows")
     chat.stop()
-    chat.settled(10)
+    chat.settled()
     eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
 
 

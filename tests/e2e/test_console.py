@@ -51,7 +51,7 @@ def test_the_map_changes_while_a_chat_runs(
         assert later > started > before
         chat.stop()
         chat.settled()
-        expect(admin.page.locator(".tag.good")).to_have_count(0, timeout=20_000)
+        expect(admin.page.locator(".tag.good")).to_have_count(0)
         expect(admin.page.locator("table.sequences .tag.calm")).not_to_have_count(0)
         admin.show(figures.BUDGET)
         assert all(0 < value <= 1 for row in admin.values() for value in row)

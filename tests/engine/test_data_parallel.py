@@ -15,6 +15,7 @@ from tangram.client import CompletionRequest, EngineClient
 from tangram.completion import Usage
 from tangram.errors import EngineRejected
 from tests.engine.serving import serving
+from tests.patience import PATIENCE
 from tests.tiny_models import random_llama
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -152,6 +153,6 @@ async def test_what_is_stopped_leaves_its_rank(url: str) -> None:
                 if any(running):
                     break
             assert running == [int(rank == 0), int(rank == 1)]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while (await client.status())["requests"]["running"]:  # noqa: ASYNC110 - no event tells
                     await asyncio.sleep(0.1)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from tangram.ranks import Ranks
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ class Meeting:
     """Where ranks exchange what they have: each waits for all others."""
 
     def __init__(self, count: int) -> None:
-        self.barrier = Barrier(count, timeout=20)
+        self.barrier = Barrier(count, timeout=PATIENCE)
         self.brought: list[Any] = [None] * count
 
     def exchange(self, rank: int, value: Any) -> list[Any]:

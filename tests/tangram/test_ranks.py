@@ -27,6 +27,7 @@ from tangram.scorers import get_scorer
 from tangram.sealing import Observed, seal_chunk
 from tangram.wide import Bounds
 from tangram.workers import ask, merged
+from tests.patience import PATIENCE
 from tests.tangram.ranks_together import together
 
 CONFIG = TangramConfig(retention=0.5, chunk=64, window=32, rewind=32)
@@ -316,9 +317,9 @@ def test_all_workers_are_asked_and_one_that_is_silent_is_missed() -> None:
     instance = f"ranks-{random.randrange(10**9)}"
     first = ControlServer(worker_socket(instance), {"worker": lambda _: said})
     with pytest.raises(EngineUnavailable, match="worker does not answer"):
-        ask(instance, 2, timeout=5)
+        ask(instance, 2, timeout=PATIENCE)
     second = ControlServer(worker_socket(instance, 1), {"worker": lambda _: said | {"seconds": 0.3}})
-    assert ask(instance, 2, timeout=5) == said | {"seconds": 0.3}
-    assert ask(instance, 1, timeout=5) == said
+    assert ask(instance, 2, timeout=PATIENCE) == said | {"seconds": 0.3}
+    assert ask(instance, 1, timeout=PATIENCE) == said
     first.close()
     second.close()

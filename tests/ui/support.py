@@ -24,8 +24,10 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from tests.leftovers import kill_session
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
+expect.set_options(timeout=PATIENCE * 1000)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, PASSWORD = "robin", "correct horse battery"
@@ -204,7 +206,7 @@ class ChatPage:
             storage_state=state,
         )
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(PATIENCE * 1000)
         self.hosts: set[str] = set()
         self.dialogs: list[str] = []
         self.problems: list[str] = []
@@ -235,11 +237,11 @@ class ChatPage:
         return self.usable()
 
     def usable(self) -> ChatPage:
-        expect(self.page.locator(".tc-name")).to_be_visible(timeout=30_000)
+        expect(self.page.locator(".tc-name")).to_be_visible()
         return self
 
     def usable_on_phone(self) -> ChatPage:
-        expect(self.page.locator(".tc-name")).to_be_attached(timeout=30_000)
+        expect(self.page.locator(".tc-name")).to_be_attached()
         return self
 
     def close(self) -> None:

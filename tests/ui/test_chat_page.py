@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.fake_engine import FakeEngine
+from tests.patience import PATIENCE
 from tests.ui.support import PASSWORD, PHONE, SOON, ChatPage, Product, eventually
 
 pytestmark = pytest.mark.ui
@@ -62,7 +63,7 @@ def test_the_ring_moves_while_a_reply_is_written(chat: ChatPage) -> None:
     chat.send("/tokens 600 /delay 0.01")
     seen = [0]
     for _ in range(4):
-        eventually(lambda: tokens() > seen[-1], 10, "the ring has moved on")
+        eventually(lambda: tokens() > seen[-1], PATIENCE, "the ring has moved on")
         seen.append(tokens())
     expect(chat.stop_button).to_be_visible()
     # It can be used while it moves, and is the same element all the time.
@@ -70,7 +71,7 @@ def test_the_ring_moves_while_a_reply_is_written(chat: ChatPage) -> None:
     ring.click()
     expect(chat.page.locator("#tc-meter-note")).to_contain_text("tokens in context")
     now = tokens()
-    eventually(lambda: tokens() > now, 10, "the ring moves on")
+    eventually(lambda: tokens() > now, PATIENCE, "the ring moves on")
     assert ring.evaluate("element => element.marked && element === document.activeElement")
     chat.settled()
     assert tokens() > 600
@@ -80,17 +81,17 @@ def test_the_ring_moves_while_a_reply_is_written(chat: ChatPage) -> None:
 def test_stop_frees_the_engine_within_a_second(chat: ChatPage, served: Product) -> None:
     chat.send("/tokens 5000 /delay 0.02")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
-    eventually(lambda: served.running(served) == 1, 5, "the engine works on the reply")
+    eventually(lambda: served.running(served) == 1, PATIENCE, "the engine works on the reply")
     chat.stop()
     eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
-    chat.settled(5)
+    chat.settled()
     expect(chat.footers.last).to_contain_text("Stopped")
     assert "lorem" in chat.replies.last.inner_text()
     assert chat.say("/say Going on.") == "Going on."
 
 
 def test_a_closed_tab_only_detaches(chat: ChatPage, browser: Browser, served: Product) -> None:
-    chat.send("/tokens 80 /delay 0.05")
+    chat.send("/tokens 160 /delay 0.05")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     address, state = chat.address(), chat.context.storage_state()
     chat.page.close()
@@ -110,16 +111,17 @@ def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:
     chat.say("/say Quiet one.")
     chat.page.locator(".tc-new").click()
     expect(chat.footers).to_have_count(0)
-    chat.send("/tokens 100 /delay 0.05")
+    chat.send("/tokens 3000 /delay 0.05")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     chat.open("Quiet one")
     expect(chat.replies).to_have_text(["Quiet one."])
     expect(chat.page.locator("#tc-composer .submit-button")).to_be_visible()
     chat.page.wait_for_timeout(400)  # several updates of the other reply, none of which may show here
     expect(chat.replies).to_have_text(["Quiet one."])
-    chat.open("/tokens 100")
+    chat.open("/tokens 3000")
     expect(chat.stop_button).to_be_visible()
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
+    chat.stop()
     chat.settled()
 
 
@@ -211,7 +213,7 @@ def test_a_title_cannot_run_script(chat: ChatPage) -> None:
 def test_no_engine_keeps_the_text_and_says_so(chat: ChatPage, fake: FakeEngine) -> None:
     fake.healthy = False
     try:
-        expect(chat.page.locator(".tc-banner")).to_be_visible(timeout=20_000)
+        expect(chat.page.locator(".tc-banner")).to_be_visible()
         chat.box.fill("Please keep me.")
         chat.box.press("Enter")
         expect(chat.notice).to_be_visible()
@@ -219,7 +221,7 @@ def test_no_engine_keeps_the_text_and_says_so(chat: ChatPage, fake: FakeEngine) 
         expect(chat.messages).to_have_count(0)
     finally:
         fake.healthy = True
-    expect(chat.page.locator(".tc-banner")).to_have_count(0, timeout=20_000)
+    expect(chat.page.locator(".tc-banner")).to_have_count(0)
     expect(chat.notice).to_have_count(0)
     expect(chat.box).to_have_value("Please keep me.")
     chat.box.press("Enter")
@@ -274,7 +276,7 @@ def test_sign_out_and_in(browser: Browser, served: Product, chat: ChatPage) -> N
 
 def test_an_ended_session_leads_to_the_sign_in_page(chat: ChatPage) -> None:
     chat.context.clear_cookies()
-    expect(chat.page).to_have_url(re.compile("/login$"), timeout=20_000)
+    expect(chat.page).to_have_url(re.compile("/login$"))
 
 
 def test_phone_width(browser: Browser, served: Product, chat: ChatPage) -> None:

@@ -20,6 +20,7 @@ from app.settings import Settings
 from app.ui.door import guard_mounted
 from app.ui.page_sessions import ALL_SESSIONS, USER_EVENTS, USER_SESSIONS, USER_STREAMS, TooManyEvents
 from app.ui.steady_queue import make_steady
+from tests.patience import PATIENCE
 
 JOIN = "/gradio_api/queue/join"
 
@@ -79,7 +80,7 @@ async def answered(http: httpx.AsyncClient, session: str) -> str:
     """Send an event and read the messages of its session to the end."""
     joined = await http.post(JOIN, json=event(session, 1))
     assert joined.status_code == 200, joined.text
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return (await http.get("/gradio_api/queue/data", params={"session_hash": session})).text
 
 
@@ -97,7 +98,7 @@ async def test_sessions_that_do_nothing_are_forgotten(bench: Bench) -> None:
     async with bench.client("ann") as http:
         for number in range(USER_SESSIONS + 20):
             assert (await http.post(JOIN, json=event(f"s{number}", 1))).status_code == 200
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while bench.queue.event_ids_to_events:  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.001)
         assert len(bench.sessions) == len(bench.queue.pending_messages_per_session) == USER_SESSIONS
@@ -137,7 +138,7 @@ async def test_the_queue_goes_on_without_a_session_that_is_gone(bench: Bench) ->
             await http.post(JOIN, json=event(session))
         del bench.queue.pending_messages_per_session["gone"]
         bench.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert '"process_completed"' in await answered(http, "third")
     assert not bench.queue.stopped
 

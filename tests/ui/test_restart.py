@@ -32,7 +32,7 @@ def test_killed_in_the_middle_of_a_reply(browser: Browser, own: Product) -> None
     own.start(120)
     # The page finds by itself that the server is back, and the reply goes on.
     kept = len(chat.replies.last.inner_text().split())
-    expect(chat.replies.last).to_have_text(re.compile(rf"(\w+ ){{{kept + 20}}}"), timeout=30_000)
+    expect(chat.replies.last).to_have_text(re.compile(rf"(\w+ ){{{kept + 20}}}"))
     chat.stop()
     chat.usable()
     assert len(chat.replies.last.inner_text().split()) >= 20

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.fake_engine import FakeEngine
+from tests.patience import PATIENCE
 from tests.ui.support import SOON, ChatPage, Product, eventually
 
 pytestmark = pytest.mark.ui
@@ -35,7 +36,7 @@ def test_a_long_thread_starts_at_its_end_and_pages_upward(chat: ChatPage) -> Non
     import_thread(chat, "Two thousand", *said)
     expect(chat.replies.last).to_contain_text("Message number 1999")
     expect(chat.messages).to_have_count(25)
-    eventually(lambda: position(chat)["below"] < 5, 2, "the end is in sight")
+    eventually(lambda: position(chat)["below"] < 5, PATIENCE, "the end is in sight")
 
     chat.page.mouse.move(640, 300)
     chat.page.mouse.wheel(0, -5)  # until the reader scrolls, a thread just opened is kept at its end
@@ -45,11 +46,11 @@ def test_a_long_thread_starts_at_its_end_and_pages_upward(chat: ChatPage) -> Non
     expect(chat.messages).to_have_count(50)
     expect(chat.messages.first).to_contain_text("Message number 1900")
     # What was read stays where it was, though fifty messages came in above it.
-    eventually(lambda: abs(top_of(chat, before["id"]) - before["top"]) < 60, 5, "the place is held")
+    eventually(lambda: abs(top_of(chat, before["id"]) - before["top"]) < 60, PATIENCE, "the place is held")
 
     chat.box.fill("/say The end.")
     chat.box.press("Enter")
-    expect(chat.replies.last).to_have_text("The end.", timeout=15_000)
+    expect(chat.replies.last).to_have_text("The end.")
     expect(chat.page.locator(".tc-told")).to_contain_text("do not fit")
     expect(chat.page.locator(".tc-meter")).to_have_attribute(
         "title", re.compile("no longer shown to the model")
@@ -88,7 +89,7 @@ def test_a_lost_network_loses_nothing(chat: ChatPage) -> None:
     chat.page.wait_for_timeout(2500)
     early = len(chat.replies.last.inner_text())
     chat.context.set_offline(False)
-    eventually(lambda: len(chat.replies.last.inner_text()) > early, 20, "it goes on")
+    eventually(lambda: len(chat.replies.last.inner_text()) > early, PATIENCE, "it goes on")
     chat.settled()
     expect(chat.footers.last).to_have_attribute("data-status", "complete")
     whole = chat.page.request.get(f"{chat.url}/api/messages/{shown_id(chat)}").json()["content"]
@@ -102,7 +103,7 @@ def test_two_tabs_show_one_conversation(chat: ChatPage) -> None:
     other.page.goto(other.url)
     other.usable()
     chat.send("/tokens 400 /delay 0.05")
-    expect(other.replies.last).to_have_text(WORDS, timeout=15_000)
+    expect(other.replies.last).to_have_text(WORDS)
     other.stop()
     for tab in (other, chat):
         expect(tab.footers.last).to_have_attribute("data-status", "stopped")
@@ -111,7 +112,7 @@ def test_two_tabs_show_one_conversation(chat: ChatPage) -> None:
     other.page.locator('[data-act="ask_menu"]').last.click()
     other.page.locator('#tc-menu [data-act="ask_delete"]').click()
     other.page.locator("#tc-delete-dialog .tc-danger").click()
-    expect(chat.notice).to_contain_text("not here any more", timeout=10_000)
+    expect(chat.notice).to_contain_text("not here any more")
     other.close()
 
 
@@ -125,7 +126,7 @@ def test_escape_stops_and_the_reply_can_go_on(chat: ChatPage, served: Product) -
     kept = chat.replies.last.inner_text()
     chat.page.get_by_role("button", name="Continue").click()
     expect(chat.stop_button).to_be_visible()
-    eventually(lambda: len(chat.replies.last.inner_text()) > len(kept) + 20, 10, "the reply grows")
+    eventually(lambda: len(chat.replies.last.inner_text()) > len(kept) + 20, PATIENCE, "the reply grows")
     assert chat.replies.last.inner_text().startswith(kept.rstrip()[:-1])
     expect(chat.replies).to_have_count(1)
     chat.page.keyboard.press("Escape")
