@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from tests.patience import PATIENCE
-from tests.ui.support import DESKTOP, NAME, PASSWORD, SETUP_KEY
+from tests.ui.support import DESKTOP, NAME, PASSWORD, SETUP_KEY, eventually
 
 _MAP = "#memory-map-figure"
 
@@ -87,6 +88,21 @@ class AdminPage:
         field = self.page.locator(f"#tune-{name} input[type=number]")
         field.fill(value)
         field.press("Tab")
+
+    def pick(self, field: str, option: str) -> None:
+        """Choose in a list, which may not be filled yet or be filled anew at this moment."""
+        box = self.page.locator(f"#{field} input")
+
+        def picked() -> bool:
+            box.click()
+            try:
+                self.page.get_by_role("option", name=option).first.click(timeout=2000)
+            except PlaywrightTimeoutError:
+                box.press("Escape")
+                return False
+            return option in box.input_value()
+
+        eventually(picked, PATIENCE, f"{option} is chosen in {field}")
 
     def apply(self) -> None:
         self.page.locator("#tune-apply").click()

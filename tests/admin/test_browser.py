@@ -132,8 +132,7 @@ def test_choosing_a_profile_and_going_back(browser: Browser, served: Product) ->
         admin.tab("Profiles")
         page = admin.page
         expect(page.locator("#profile-state")).to_contain_text("No profile is in use")
-        page.locator("#profile-choice input").click()
-        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
+        admin.pick("profile-choice", "SmolLM2-135M-Instruct")
         page.locator("#profile-use").click()
         expect(page.locator("#profile-confirm")).to_contain_text("The engine restarts")
         expect(page.locator("#profile-table .tag.used")).to_have_count(0)
@@ -141,8 +140,7 @@ def test_choosing_a_profile_and_going_back(browser: Browser, served: Product) ->
         expect(page.locator("#profile-progress")).to_contain_text("ready with this profile", timeout=60_000)
         expect(page.locator("#profile-table .tag.used")).to_have_count(1)
         expect(page.locator("#profile-confirm")).to_be_hidden()
-        page.locator("#profile-other input").click()
-        page.get_by_role("option", name="Qwen2.5-Coder-0.5B").click()
+        admin.pick("profile-other", "Qwen2.5-Coder-0.5B")
         expect(page.locator("#profile-comparison")).to_contain_text("they cannot be compared")
         page.locator("#profile-back").click()
         page.locator("#profile-sure").click()
@@ -157,9 +155,7 @@ def test_trying_a_profile_beside_the_engine(browser: Browser, served: Product) -
     with AdminPage(browser, served.url) as admin:
         admin.tab("Profiles")
         page = admin.page
-        page.wait_for_timeout(1500)  # the choices are filled
-        page.locator("#profile-choice input").click()
-        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
+        admin.pick("profile-choice", "SmolLM2-135M-Instruct")
         expect(page.locator("#evaluation-cancel")).to_be_hidden()
         page.locator("#evaluation-start").click()
         expect(page.locator("#evaluation-progress")).to_contain_text("against equal budgets")
@@ -170,9 +166,7 @@ def test_trying_a_profile_beside_the_engine(browser: Browser, served: Product) -
         result = made_result(served.home / "profiles", "smollm2-135m-instruct.json")
         page.reload()
         admin.tab("Profiles")
-        page.wait_for_timeout(1500)
-        page.locator("#profile-choice input").click()
-        page.get_by_role("option", name="SmolLM2-135M-Instruct").click()
+        admin.pick("profile-choice", "SmolLM2-135M-Instruct")
         shown = page.locator("#evaluation-result")
         expect(shown.locator("tr", has_text="Right answers")).to_contain_text(f"{result['right']} of 24")
         expect(shown).to_contain_text("No difference can be told from 24 answers.")

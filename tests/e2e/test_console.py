@@ -86,9 +86,7 @@ def test_less_memory_for_each_conversation(browser: Browser, served: Product, ch
 def choose(admin: AdminPage, option: str) -> None:
     """Use a profile, and wait until the engine is back."""
     page = admin.page
-    page.wait_for_timeout(3000)  # the list of profiles has changed: its choices are filled anew
-    page.locator("#profile-choice input").click()
-    page.get_by_role("option", name=option).first.click()
+    admin.pick("profile-choice", option)
     page.locator("#profile-use").click()
     page.locator("#profile-sure").click()
     expect(page.locator("#profile-progress")).to_contain_text("Restarting the engine")
@@ -104,8 +102,7 @@ def test_calibrating_and_what_becomes_of_a_broken_profile(browser: Browser, serv
         admin.tab("Profiles")
         page.locator("#calibration-samples input").fill("2")
         page.locator("#calibration-length input").fill("704")
-        page.locator("#calibration-oracle input").click()
-        page.get_by_role("option", name="KeyDiff").click()
+        admin.pick("calibration-oracle", "KeyDiff")
         page.locator("#calibration-start").click()
         expect(page.locator("#calibration-progress")).to_contain_text("Calibrated", timeout=400_000)
         # The new profile is tried at once, on the real model; that takes minutes, so it is seen to work only.
