@@ -29,6 +29,7 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
     ``view`` is one of :data:`MAP_VIEWS`; anything else raises ``ValueError``. Hovering shows all values.
     ``layout.meta.min_width`` is the narrowest width in pixels at which cells stay readable. Where less is
     seen at a time, ``layout.meta.narrow_colorbar`` lays the colour bar flat above the cells.
+    ``layout.meta.view`` names what is shown.
     """
     layers, kv_heads = snapshot.layers, snapshot.kv_heads
     trace = go.Heatmap(
@@ -48,6 +49,7 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
     look = layout(height=max(210, 110 + 30 * min(kv_heads, 24)), revision="map")
     look.update(
         meta={
+            "view": view,
             "min_width": 110 + _CELL_MIN_WIDTH * layers,
             "narrow_colorbar": _narrow_colorbar(snapshot.tier_keep if view == TIER else ()),
         },

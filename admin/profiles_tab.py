@@ -195,10 +195,14 @@ def build(console: Console) -> ProfilesTab:
         sound = [(title(entry), entry.name) for entry in every if not entry.problem]
         known = {AUTO, NONE, *(name for _, name in entries)}
         used = in_force(console)
-        compared = compared or next((one.name for one in every if str(one.path) == used), NONE)
+        first = next((one.name for one in every if str(one.path) == used), NONE)
+        # What is still there is not set: meanwhile another may have been chosen, which must stay.
         return (
-            gr.update(choices=[*CHOICES, *entries], value=chosen if chosen in known else AUTO),
-            gr.update(choices=[*sound, EQUAL], value=compared if compared in known else NONE),
+            gr.update(choices=[*CHOICES, *entries], **({} if chosen in known else {"value": AUTO})),
+            gr.update(
+                choices=[*sound, EQUAL],
+                **({} if compared in known else {"value": NONE if compared else first}),
+            ),
         )
 
     async def ask(what: str, chosen: str) -> tuple[Any, str, tuple[str, str], str]:

@@ -23,8 +23,18 @@ FEW_FILES = 3
 TOGETHER = ("tests/e2e/",)
 """Folders whose files share what takes long to start, and rely on their order: one worker runs them all."""
 
-FIRST = ("tests/engine/", "tests/e2e/", "tests/ui/", "tests/admin/", "tests/docker/")
-"""Folders whose tests wait for engines, browsers and containers."""
+FIRST = (
+    "tests/e2e/",
+    "tests/engine/test_features.py",
+    "tests/engine/test_engine.py",
+    "tests/engine/",
+    "tests/admin/test_browser.py",
+    "tests/admin/test_browser_console.py",
+    "tests/ui/",
+    "tests/docker/",
+    "tests/app/",
+)
+"""What the queue begins with: what takes minutes, then what waits for engines, browsers and processes."""
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -58,21 +58,12 @@ class AdminPage:
         self.page.get_by_role("tab", name=name).click()
 
     def show(self, view: str) -> None:
-        """Switch the map and wait for its next drawing."""
-        before = self.drawings()
+        """Switch the map and wait until it is drawn so; what it showed before may be drawn again first."""
+        before = self.page.locator(_MAP).get_attribute("data-drawn")
         self.page.get_by_role("radio", name=view, exact=True).check()
-        self.drawn_after(before)
-
-    def drawings(self) -> int:
-        """How many times the map was drawn into its element."""
-        return int(self.page.locator(_MAP).get_attribute("data-drawn") or 0)
-
-    def drawn_after(self, drawings: int, seconds: float = PATIENCE) -> None:
-        """Wait until the map was drawn again."""
         self.page.wait_for_function(
-            f"count => Number(document.querySelector('{_MAP}').dataset.drawn) > count",
-            arg=drawings,
-            timeout=seconds * 1000,
+            "([map, before, view]) => map.dataset.drawn !== before && map.layout.meta.view === view",
+            arg=[self.page.locator(_MAP).element_handle(), before, view],
         )
 
     def values(self) -> list[list[float]]:

@@ -67,8 +67,6 @@ def test_the_map_is_redrawn_in_place_while_people_chat(browser: Browser, served:
         assert (len(empty), len(empty[0])) == (3, 30)
         assert sum(map(sum, empty)) == 0
         send(admin, "/tokens 600 /delay 0.001")
-        before = admin.drawings()
-        admin.drawn_after(before)
         admin.page.wait_for_function("document.querySelector('#memory-map-figure').data[0].z[0][0] > 0")
         filled = admin.values()
         assert min(min(row) for row in filled) > 0
