@@ -67,7 +67,7 @@ def test_what_the_queue_begins_with_is_there() -> None:
 
 
 def test_the_queue_begins_with_what_takes_long() -> None:
-    files = ["tests/db/test_a.py", FIRST[1], "tests/kernels/test_b.py", FIRST[0]]
+    files = ["tests/db/test_a.py", FIRST[1], "tests/tangram/test_b.py", FIRST[0]]
     assert sorted(files, key=lambda file: place(f"{file}::test_it")) == [
         FIRST[0],
         FIRST[1],

@@ -31,6 +31,8 @@ FIRST = (
     "tests/admin/test_browser.py",
     "tests/admin/test_browser_console.py",
     "tests/ui/",
+    "tests/kernels/test_kernel_build.py",
+    "tests/kernels/test_cuda_build.py",
     "tests/docker/",
     "tests/app/",
 )

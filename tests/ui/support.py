@@ -62,7 +62,7 @@ def eventually(look: Callable[[], T], seconds: float, what: str) -> T:
 def fetch(url: str) -> tuple[int, str]:
     """GET, as (status, body); status 0 when nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -356,6 +356,7 @@ CONTROLS |= {"checkbox", "radio", "switch", "tab", "menuitem"}
 def controls(page: Page) -> list[tuple[str, str, str]]:
     """(role, accessible name, HTML) of everything on a page that can be used, as the browser tells assistive
     technology."""
+    page.wait_for_load_state()
     session = page.context.new_cdp_session(page)
     found = []
     try:
@@ -373,6 +374,5 @@ def controls(page: Page) -> list[tuple[str, str, str]]:
 
 def nameless(page: Page) -> list[str]:
     """The HTML of what can be used and has no accessible name. Fails on a page without anything to use."""
-    found = controls(page)
-    assert found, "nothing on this page can be used"
+    found = eventually(lambda: controls(page), PATIENCE, "something on this page can be used")
     return [html for _, name, html in found if not name]

@@ -40,7 +40,7 @@ def test_a_long_thread_starts_at_its_end_and_pages_upward(chat: ChatPage) -> Non
 
     chat.page.mouse.move(640, 300)
     chat.page.mouse.wheel(0, -5)  # until the reader scrolls, a thread just opened is kept at its end
-    chat.page.locator("#tc-chat .bubble-wrap").evaluate("box => { box.scrollTop = 60; }")
+    eventually(lambda: stays_at(chat, 60), PATIENCE, "the page has seen the reader scroll")
     before = position(chat)
     chat.page.mouse.wheel(0, -5)
     expect(chat.messages).to_have_count(50)
@@ -59,6 +59,18 @@ def test_a_long_thread_starts_at_its_end_and_pages_upward(chat: ChatPage) -> Non
     chat.edit(24, "/say Another end.")
     expect(chat.replies.last).to_have_text("Another end.")
     expect(chat.page.locator(".tc-foot-user").last).to_contain_text("2/2")
+
+
+def stays_at(chat: ChatPage, top: int) -> bool:
+    """Scroll there; whether the thread is still there after two frames, and was not taken to its end."""
+    script = """async (box, top) => {
+        const frame = () => new Promise(requestAnimationFrame);
+        box.scrollTop = top;
+        await frame();
+        await frame();
+        return box.scrollTop === top;
+    }"""
+    return bool(chat.page.locator("#tc-chat .bubble-wrap").evaluate(script, top))
 
 
 def position(chat: ChatPage) -> dict[str, Any]:
