@@ -91,12 +91,16 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
                 result["wrong"].append([moment, again])
         result["long"], _ = await ask(engine, "long", question, 300)
         for mode in ("keep", "wait", "abort"):
-            began = asyncio.Event()
-            running = asyncio.ensure_future(ask(engine, f"pause-{mode}", question, 300, began=began))
-            await began.wait()
-            await engine.pause_generation(mode=mode, clear_cache=mode == "abort")
-            await engine.resume_generation()
-            result[mode], _ = await running
+            for attempt in range(8 if mode == "abort" else 1):
+                began = asyncio.Event()
+                name = f"pause-{mode}-{attempt}"
+                running = asyncio.ensure_future(ask(engine, name, question, 300, began=began))
+                await began.wait()
+                await engine.pause_generation(mode=mode, clear_cache=mode == "abort")
+                await engine.resume_generation()
+                result[mode], _ = await running
+                if len(result[mode]) < 300:  # on a busy machine the answer may be there before the pause is
+                    break
         again, _ = await ask(engine, "last", question, 20)
         result["last"] = again == expected
         await settled(engine)

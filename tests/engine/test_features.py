@@ -7,6 +7,7 @@ request cross several seal boundaries. The children verify the cache's whole boo
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -238,5 +239,8 @@ def test_callers_of_the_asynchronous_engine_may_leave_and_pause(
     assert 0 < len(found["abort"]) < len(found["long"])
     assert found["abort"] == found["long"][: len(found["abort"])]
     assert found["last"], "and afterwards all is as before"
-    assert sum(found["parts"]) == 20
-    assert max(found["parts"]) == 3, "tokens come in threes"
+    told = list(itertools.accumulate(found["parts"]))
+    assert told[-1] == 20
+    assert len(told) > 1
+    # The first one comes at once. Who is slow to read gets several parts as one.
+    assert all((count - 1) % 3 == 0 for count in told[:-1]), "tokens come in threes"
