@@ -18,6 +18,8 @@ from tests.leftovers import kill_session
 from tests.tree import ROOT
 
 NAME = "tiny"
+LASTING = {"ignore_eos": True, "vllm_xargs": {"slowly": 1}}
+"""Further fields of a request that is to be looked at while it runs (see slowly.py)."""
 
 
 @contextlib.contextmanager
@@ -30,6 +32,7 @@ def serving(model: Path, options: Sequence[str], folder: Path, key: str | None =
     port = free_port()
     command = [sys.executable, "-m", "tangram", "serve", str(model), *options]
     command += ["--served-model-name", NAME, "--dtype", "float32", "--max-model-len", "1024"]
+    command += ["--logits-processors", "tests.engine.slowly:Slowly"]
     command += ["--host", "127.0.0.1", "--port", str(port), *(["--api-key", key] if key else [])]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
