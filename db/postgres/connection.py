@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
@@ -34,7 +35,7 @@ def connect(url: PostgresUrl, *settings: str, timeout: float | None = TIMEOUT_SE
     """A connection of pg8000. Raises StorageUnavailable, or MigrationError for what cannot work at all."""
     pg8000 = _driver()
     try:
-        connection = pg8000.dbapi.connect(
+        connection = _connection_class()(
             user=url.user,
             password=url.password,
             host=url.host,
@@ -52,6 +53,7 @@ def connect(url: PostgresUrl, *settings: str, timeout: float | None = TIMEOUT_SE
             connection.cursor().execute(setting)
         connection.commit()
     except (pg8000.dbapi.Error, OSError) as error:
+        _close(connection)
         raise refused(url, error) from error
     return connection
 
@@ -96,6 +98,22 @@ def _driver() -> Any:
             "`pip install 'tangram-chat[postgres]'`"
         ) from error
     return pg8000
+
+
+@cache
+def _connection_class() -> Any:
+    """The driver's, which closes its socket also where the server is lost before it has answered."""
+
+    class Connection(_driver().dbapi.Connection):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                super().__init__(*args, **kwargs)
+            except BaseException:
+                with suppress(*driver_errors(AttributeError)):  # it has none yet, or has closed it
+                    self.close()
+                raise
+
+    return Connection
 
 
 def _close(connection: Any) -> None:

@@ -1,6 +1,7 @@
 """The server is lost at bad moments: what was answered is there, and nothing is stored twice."""
 
 import asyncio
+import gc
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from db import Database
 from db.errors import DatabaseInUse, OutcomeUnknown, StorageUnavailable
+from db.postgres.connection import connect
 from db.postgres.migrator import migrate
 from tests.db.helpers import twin
 from tests.postgres_server import TEMPLATE, PostgresServer, serve
@@ -87,6 +89,24 @@ async def test_a_commit_that_was_cut_off_is_looked_for(
         assert not isinstance(caught.value, OutcomeUnknown)
     assert await following == "following"
     assert await database.read(keys) == ["before", *(["cut off"] if done else []), "following"]
+
+
+@pytest.mark.parametrize("lost", ["_flush", "_read"], ids=["asked", "answered"])
+def test_a_server_that_is_lost_while_one_connects_leaves_no_socket_open(
+    mortal: PostgresServer, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """An open one is told of when it is collected, which fails the test."""
+
+    def fails(*_: Any) -> None:
+        raise pg8000.dbapi.InterfaceError("network error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pg8000.core, lost, fails)
+        with pytest.raises(StorageUnavailable, match="network error"):
+            connect(mortal.url("postgres"))
+    with pytest.raises(StorageUnavailable, match="no_such_setting"):
+        connect(mortal.url("postgres"), "SET no_such_setting = 1")
+    gc.collect()
 
 
 async def test_an_unknown_outcome_is_neither_success_nor_failure(
