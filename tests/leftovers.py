@@ -81,9 +81,8 @@ def watch() -> tuple[subprocess.Popen[bytes], str]:
         start_new_session=True,
     )
     os.environ[name] = "1"
-    os.environ["SPT_NOENV"] = (
-        "1"  # or engines and workers, which give themselves titles, write over their marks
-    )
+    # Engines and workers give themselves titles, which would be written over their marks.
+    os.environ["SPT_NOENV"] = "1"
     return watcher, f"{name}=1"
 
 
