@@ -15,6 +15,7 @@ import time
 import torch
 
 from tangram.config import QUERY_SCORERS, SCORERS, TangramConfig
+from tangram.mean_queries import MeanQueries
 from tangram.profile import ModelShape, build_geometry
 from tangram.rotary import Rotary
 from tangram.scorers import get_scorer
@@ -44,12 +45,14 @@ def main() -> None:
     rotary = Rotary(torch.rand(sizes.layers, sizes.head_size // 2))
     observed = Observed(queries, torch.full((sizes.layers,), sizes.head_size**-0.5), rotary)
 
+    means = MeanQueries(torch.randn(sizes.layers, sizes.kv_heads, sizes.head_size), rotary)
+
     print(f"{'scorer':<20}{'ms a seal':>12}{'queries, MiB a request':>26}")
     for name in SCORERS:
         scorer, times = get_scorer(name), []
         for _ in range(sizes.rounds):
             start = time.perf_counter()
-            seal_chunk(pool, row, geometry, 0, config.sink, scorer, observed)
+            seal_chunk(pool, row, geometry, 0, config.sink, scorer, observed, mean_queries=means)
             times.append(time.perf_counter() - start)
         held = queries.nbytes / 2**20 if name in QUERY_SCORERS else 0.0
         print(f"{name:<20}{min(times) * 1e3:>12.1f}{held:>26.1f}")

@@ -73,10 +73,23 @@ def places(scores: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(scores.sort(dim=-1).values, scores.contiguous())
 
 
-def keyvalue(keys: torch.Tensor, values: torch.Tensor, sink: int) -> torch.Tensor:
-    """The sum of a token's places by :func:`keydiff` and by the norm of its value, the first ``sink`` tokens
-    above all others in both: ``[H, C, D]`` twice to ``[H, C]``."""
-    scores = torch.stack([keydiff(keys), values.norm(dim=-1)])
+def keyvalue(
+    keys: torch.Tensor, values: torch.Tensor, sink: int, mean_query: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The sum of a token's places by :func:`keydiff`, by the norm of its value and, where a query is given
+    for each head, by its key's product with that; the first ``sink`` tokens are above all others in each.
+
+    Args:
+        keys, values: ``[H, C, D]``.
+        mean_query: ``[H, D]``.
+
+    Returns:
+        ``[H, C]``.
+    """
+    orders = [keydiff(keys), values.norm(dim=-1)]
+    if mean_query is not None:
+        orders.append((keys @ mean_query.unsqueeze(-1)).squeeze(-1))
+    scores = torch.stack(orders)
     scores[..., :sink] = torch.inf
     return places(scores).sum(dim=0).float()
 

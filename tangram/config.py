@@ -15,9 +15,21 @@ from typing import Any
 from tangram.errors import ConfigError
 
 SCOPES = ("model", "layer", "uniform")
-SCORERS = ("keydiff", "keyvalue", "knorm", "expected_attention", "snapkv", "tova", "streamingllm", "random")
+SCORERS = (
+    "keydiff",
+    "keyvalue",
+    "keyvalue_query",
+    "knorm",
+    "expected_attention",
+    "snapkv",
+    "tova",
+    "streamingllm",
+    "random",
+)
 QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
 """Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
+PROFILE_SCORERS = ("keyvalue_query",)
+"""Those that look at the mean queries of a profile."""
 FUSED_SCORERS = {"keydiff": False, "keyvalue": True}
 """Those that the sealing operator itself computes, from a chunk alone: inside a layer too; and whether the
 norms of values count."""

@@ -22,6 +22,9 @@ from tangram.errors import ConfigError, ProfileError
 from tangram.geometry import Geometry, Head, Tier, ceil_div, rank_of
 from tangram.profile_file import DEFAULT_FLOOR, Calibration, Matrix, Target, read, write
 
+UNIFORM = "uniform"
+"""The source of a profile that is no file: all heads alike."""
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -91,7 +94,7 @@ class Profile:
     mean: Matrix
     std: Matrix
     floor: float = DEFAULT_FLOOR
-    source: str = "uniform"
+    source: str = UNIFORM
     calibration: Calibration | None = None
 
     @classmethod
@@ -119,6 +122,22 @@ class Profile:
     def save(self, path: str | Path) -> None:
         """Write the file form."""
         write(path, self.mean, self.std, self.floor, self.calibration)
+
+    def mean_queries(self) -> tuple[Matrix, ...]:
+        """[layers][kv_heads][head_size], see :attr:`tangram.profile_file.Calibration.mean_queries`.
+
+        Raises:
+            ProfileError: the profile holds none.
+        """
+        known = self.calibration
+        if known is None or known.mean_queries is None:
+            named = self.source != UNIFORM
+            lacking = f"the profile {self.source} has none" if named else "there is no profile"
+            raise ProfileError(
+                f"the scorer keyvalue_query needs a profile's mean queries, and {lacking}: name one that was "
+                "calibrated with this release, or choose the scorer keyvalue"
+            )
+        return known.mean_queries
 
     def at(self, retention: float) -> Profile:
         """With the needs at the stored retention that is nearest to this one, by their ratio."""

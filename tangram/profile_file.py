@@ -2,14 +2,15 @@
 
 Version 1 holds mean, std and floor and names no model. Version 2 adds what a calibration knows: the model and
 its fingerprints, how it was made, and every sample's needs; and a checksum over all of it. Who writes a
-profile by hand uses version 1. Needs at further retentions, and needs by the keys alone, may be missing:
-files of version 2 that were made before them lack both.
+profile by hand uses version 1. Needs at further retentions, needs by the keys alone, and mean queries may be
+missing: files of version 2 that were made before them lack them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -81,6 +82,8 @@ class Calibration:
         needs: [samples][layers][kv_heads], shares from 0 to 1.
         others: the same at other retentions than that of the settings.
         key_needs: None where they are not known.
+        mean_queries: [layers][kv_heads][head_size], what the query heads of each KV head ask on average, in
+            all samples, without their rotation; None where that is not known.
     """
 
     model: ModelIdentity
@@ -94,6 +97,7 @@ class Calibration:
     needs: tuple[Matrix, ...]
     others: tuple[Target, ...] = ()
     key_needs: KeyNeeds | None = None
+    mean_queries: tuple[Matrix, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,7 @@ def _calibration_to_dict(known: Calibration) -> dict[str, Any]:
             for other in known.others
         ],
         "key_needs": known.key_needs and asdict(known.key_needs),
+        "mean_queries": known.mean_queries,
     }
 
 
@@ -246,6 +251,7 @@ def _calibration(data: Any, mean: Matrix, std: Matrix, path: str | Path) -> Cali
         needs=every,
         others=_others(data.get("others", []), size, len(every), path),
         key_needs=_key_needs(data.get("key_needs"), size, len(every), path),
+        mean_queries=_mean_queries(data.get("mean_queries"), (*size, model.head_size), path),
     )
 
 
@@ -272,6 +278,30 @@ def _key_needs(value: Any, size: tuple[int, int], count: int, path: str | Path) 
         raise ProfileError(f"profile {path} is damaged: 'key_needs' must be an object with a 'scorer'")
     needs = _tables(value.get("needs"), "key_needs", size, count, path)
     return KeyNeeds(value["scorer"], _share(value.get("share"), "share", path), needs)
+
+
+def _mean_queries(value: Any, size: tuple[int, int, int], path: str | Path) -> tuple[Matrix, ...] | None:
+    if value is None:
+        return None
+    layers, heads, width = size
+    rows = [row for layer in value for row in layer] if _nested(value, layers, heads) else []
+    if not rows or not all(_nested(row, width) and all(map(_is_number, row)) for row in rows):
+        raise ProfileError(
+            f"profile {path} is damaged: 'mean_queries' must be numbers of {layers} layers x "
+            f"{heads} KV heads x {width}"
+        )
+    return tuple(as_matrix(layer) for layer in value)
+
+
+def _nested(value: Any, count: int, each: int | None = None) -> bool:
+    """Whether it is a list of so many, each of them a list of so many."""
+    if not isinstance(value, list) or len(value) != count:
+        return False
+    return each is None or all(_nested(one, each) for one in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _tables(value: Any, name: str, size: tuple[int, int], count: Any, path: str | Path) -> tuple[Matrix, ...]:

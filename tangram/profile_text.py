@@ -57,6 +57,7 @@ def _about(path: str, profile: Profile) -> list[str]:
         f"data     {made['data']}, seed {made['seed']}",
         f"oracle   {made['oracle']}, scope {made['scope']}, retention {made['retention']:g}{_also(known)}",
         f"drift    {_watched(known)}",
+        f"queries  {_asked(known)}",
     ]
     needs = needs_of(known)
     halves, pairs = split_half(needs), between_samples(needs)
@@ -79,6 +80,12 @@ def _watched(known: Calibration) -> str:
         return "an engine can compare live text with the first that it serves only: needs by keys are missing"
     spread = KeyReference.of(np.array(keys.needs)).spread
     return f"samples differ by {spread:.3f} from the others' mean needs by {keys.scorer}"
+
+
+def _asked(known: Calibration) -> str:
+    if known.mean_queries is None:
+        return "none: the scorer keyvalue_query cannot be used with it"
+    return "their means are known, for the scorer keyvalue_query"
 
 
 def _heat_map(budgets: Table) -> list[str]:

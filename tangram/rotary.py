@@ -13,6 +13,9 @@ import torch
 
 from tangram.errors import UnsupportedError
 
+FUTURE = 512
+"""Positions behind a boundary over which scores average the rotation of queries to come."""
+
 INTERLEAVED = frozenset({"glm4", "gptj", "ernie4_5", "ernie4_5_moe"})
 """Model types that rotate neighbouring elements; all others rotate the two halves of the rotated part."""
 
@@ -124,5 +127,6 @@ def _frequencies(
 
 def _unsupported(what: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the scorer expected_attention does not know {what}: choose another, such as keydiff or snapkv"
+        f"{what} is not known, which the scorers expected_attention and keyvalue_query must know: choose "
+        "another, such as keyvalue"
     )

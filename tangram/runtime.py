@@ -12,7 +12,7 @@ import torch
 from vllm.platforms import current_platform
 
 from kernels.layout import RaggedLayout
-from tangram.config import TangramConfig
+from tangram.config import PROFILE_SCORERS, TangramConfig
 from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
 from tangram.identity import config_fingerprint, weights_fingerprint
@@ -41,6 +41,8 @@ class Runtime:
         config = TangramConfig.from_additional_config(vllm_config.additional_config)
         shape = model_shape(vllm_config)
         profile = in_force(config, shape)
+        if config.scorer in PROFILE_SCORERS and config.retention < 1.0:
+            profile.mean_queries()  # refused before the model is loaded
         return cls(config, shape, profile, build_geometry(config, shape, profile))
 
     def row(self, layer: int) -> int:

@@ -14,9 +14,10 @@ from tangram.config import FUSED_SCORERS
 from tangram.drift import DriftMeter, reference
 from tangram.drift_sampler import DriftSampler
 from tangram.geometry import Geometry
+from tangram.mean_queries import MeanQueries
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
 from tangram.ranks import ALONE, Ranks
-from tangram.rotary import find_rotary
+from tangram.rotary import Rotary, find_rotary
 from tangram.scorers import Need, get_scorer
 from tangram.seal_meter import SealMeter
 from tangram.sealing import Observed, seal_chunk
@@ -38,6 +39,7 @@ class Sealer:
 
     Raises:
         UnsupportedError: the scorer cannot be used with this model.
+        ProfileError: the profile does not hold what the scorer needs.
     """
 
     def __init__(
@@ -61,18 +63,23 @@ class Sealer:
         self.scorer = get_scorer(own.config.scorer)
         self.recorder: QueryRecorder | None = None
         self.drift = self._drift(own, device)
-        if Need.QUERIES not in self.scorer.needs or min(geometry.keep) == geometry.chunk:
+        self.rotary: Rotary | None = None
+        self.mean_queries: MeanQueries | None = None
+        if min(geometry.keep) == geometry.chunk:
+            return
+        if self.scorer.needs & {Need.ROTARY, Need.MEAN_QUERY}:
+            model = vllm_config.model_config
+            sizes = (geometry.layers, geometry.head_size, model.max_model_len)
+            self.rotary = find_rotary(model.hf_text_config, *sizes, device)
+        if Need.MEAN_QUERY in self.scorer.needs:
+            self.mean_queries = MeanQueries.of_profile(own.profile, self.rotary, device)
+        if Need.QUERIES not in self.scorer.needs:
             return
         impls = {
             index: vllm_config.compilation_config.static_forward_context[name].impl
             for name, index in layers.items()
         }
         self.scale = torch.tensor([impls[layer].scale for layer in range(geometry.layers)], device=device)
-        self.rotary = None
-        if Need.ROTARY in self.scorer.needs:
-            model = vllm_config.model_config
-            sizes = (geometry.layers, geometry.head_size, model.max_model_len)
-            self.rotary = find_rotary(model.hf_text_config, *sizes, device)
         scheduler = vllm_config.scheduler_config
         self.recorder = QueryRecorder(
             geometry,
@@ -117,7 +124,7 @@ class Sealer:
                 observed = Observed(self.recorder.take(pages[index], tokens), self.scale, self.rotary)
             with self.meter.timing():
                 what = (self.geometry, chunk, self.sink, self.scorer)
-                seal_chunk(pool, rows[index], *what, observed, self.ranks)
+                seal_chunk(pool, rows[index], *what, observed, self.ranks, self.mean_queries)
         return self.recorder.plan(pages, bounds.starts, bounds.ends) if self.recorder else None
 
     def _seal_all(self, pool: torch.Tensor, rows: torch.Tensor, starts: list[int]) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tangram.errors import CacheIntegrityError
 from tangram.geometry import Geometry
+from tangram.mean_queries import MeanQueries
 from tangram.ranks import ALONE, Ranks
 from tangram.rotary import Rotary
 from tangram.scorers import Chunk, Need, Scorer
@@ -63,6 +64,7 @@ def seal_chunk(
     scorer: Scorer,
     observed: Observed | None = None,
     ranks: Ranks = ALONE,
+    mean_queries: MeanQueries | None = None,
 ) -> None:
     """Seal one chunk of one request, for all tiers.
 
@@ -74,13 +76,17 @@ def seal_chunk(
         sink: leading tokens of the sequence that always win (only chunk 0 has them).
         observed: for scorers that need queries.
         ranks: whose heads these are, and who else has some of each layer.
+        mean_queries: of all ranks' heads, for scorers that need them.
 
     Raises:
-        CacheIntegrityError: the scorer needs queries and there are none.
+        CacheIntegrityError: the scorer needs something that is not given.
     """
     size, length = geometry.page_tokens, geometry.chunk
     sink = max(0, min(length, sink - chunk * length))
-    view = _ChunkView(pool, row, geometry, chunk, sink, scorer.needs, observed, ranks)
+    query = None
+    if Need.MEAN_QUERY in scorer.needs and mean_queries is not None:
+        query = mean_queries.behind(geometry.boundary(chunk))
+    view = _ChunkView(pool, row, geometry, chunk, sink, scorer.needs, observed, ranks, query)
     averaged = _layer_scores(view, scorer) if scorer.whole_layer and min(geometry.keep) < length else None
     for index, tier in enumerate(geometry.tiers):
         states = view.raw(index, chunk * length, length)
@@ -116,6 +122,7 @@ class _ChunkView:
     needs: frozenset[Need]
     observed: Observed | None
     ranks: Ranks
+    mean_query: torch.Tensor | None
 
     @property
     def first_head(self) -> int:
@@ -164,4 +171,5 @@ class _ChunkView:
             query_positions=asked_at,
             scale=scale,
             rotary=rotary if Need.ROTARY in self.needs else None,
+            mean_query=None if self.mean_query is None else self.mean_query[layers, heads + self.first_head],
         )

@@ -8,8 +8,9 @@ from typing import Any
 
 from benchmarks.accuracy.samples import DIALOGUE
 from benchmarks.accuracy.tasks import TASKS
+from tangram.config import PROFILE_SCORERS
 
-METHODS = ("keyvalue", "keydiff", "expected_attention", "snapkv")
+METHODS = ("keyvalue", "keyvalue_query", "keydiff", "expected_attention", "snapkv")
 """Scorers that are measured with budgets of the profile; the first is the engine's default."""
 DYNAMIC = ("keydiff", "expected_attention", "snapkv")
 """Those whose static budgets are compared with dynamic ones: their scores can be compared between heads, as
@@ -108,9 +109,11 @@ def methods(own: Sequence[str]) -> Iterator[Row]:
     dynamic = [Condition("replay", "dynamic", 0.25, method) for method in DYNAMIC]
     presses = [Condition("kvpress", "press", 0.25, press) for press in PRESSES]
     yield from ((condition, FIRST) for condition in dynamic)
-    yield from ((Condition("engine", "profile", 0.25, method), FEWER) for method in METHODS[1:])
+    for method in METHODS[1:]:
+        yield Condition("engine", "profile", 0.25, method), MAIN if method in PROFILE_SCORERS else FEWER
     yield from ((condition, FIRST) for condition in presses)
-    yield from ((Condition("engine", "uniform", 0.25, method), FEWER) for method in METHODS[1:])
+    equal = [method for method in METHODS[1:] if method not in PROFILE_SCORERS]  # which need a profile
+    yield from ((Condition("engine", "uniform", 0.25, method), FEWER) for method in equal)
     yield from ((Condition("engine", "own", 0.25, method), FEWER) for method in own)
     yield from ((condition, (*THEN, LOSS)) for condition in dynamic)
     yield from ((condition, THEN) for condition in presses)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tangram.calibration.conversations import conversation_lines
 from tangram.calibration.framing import LEAD_TOKENS, Frame, encode, frame_of
+from tangram.calibration.mean_queries import QuerySums, rounded
 from tangram.calibration.model import Reader, load
 from tangram.calibration.oracle import PART, judge, key_needs, needs
 from tangram.calibration.samples import Sample, builtin, from_conversations, from_file, hash_of
@@ -21,7 +22,7 @@ from tangram.calibration.statistics import DECIMALS, Needs, mean_and_std
 from tangram.cli import own_version
 from tangram.errors import ConfigError
 from tangram.profile import Profile
-from tangram.profile_file import KEY_SCORER, KEY_SHARE, Calibration, KeyNeeds, Target, as_matrix
+from tangram.profile_file import KEY_SCORER, KEY_SHARE, Calibration, KeyNeeds, Matrix, Target, as_matrix
 
 REQUEST_ROOM = 64
 """Tokens that are left at least for asking the model to repeat."""
@@ -121,10 +122,11 @@ def _needs_of(settings: Settings, reader: Reader, frame: Frame, sample: Sample) 
     def look_at_keys(cache: object) -> None:
         keys.append(_rounded(key_needs(reader, cache, tokens, settings.geometry)))
 
-    scores = judge(reader, frame, sample.tokens, settings.oracle, settings.geometry, look_at_keys)
+    sums = QuerySums(reader)
+    scores = judge(reader, frame, sample.tokens, settings.oracle, settings.geometry, look_at_keys, sums)
     sink = settings.geometry.sink
     found = [_rounded(needs(scores, share, settings.scope, sink)) for share in settings.retentions]
-    return Found(found, keys[0])
+    return Found(found, keys[0], sums.means())
 
 
 def _rounded(table: Any) -> Table:
@@ -138,6 +140,7 @@ def _depends(settings: Settings, reader: Reader) -> dict[str, Any]:
     about: dict[str, Any] = {name: getattr(settings, name) for name in ("oracle", "scope")}
     about["retention"] = list(settings.retentions)
     about |= {name: getattr(geometry, name) for name in ("chunk", "window", "sink", "query_window")}
+    about["mean_queries"] = True
     about |= {"model": identity.config_hash, "weights": identity.weights_hash, "part": PART}
     about |= {"dtype": str(next(reader.decoder.parameters()).dtype), "tokenizer": identity.tokenizer_hash}
     return about | {"version": own_version()}
@@ -168,8 +171,18 @@ def _profile(settings: Settings, reader: Reader, samples: list[Sample], state: S
         needs=first.needs,
         others=tuple(others),
         key_needs=KeyNeeds(KEY_SCORER, KEY_SHARE, tuple(as_matrix(found.keys) for found in every)),
+        mean_queries=_mean_queries(every),
     )
     return Profile(first.mean, first.std, source=source, calibration=calibration)
+
+
+def _mean_queries(every: list[Found]) -> tuple[Matrix, ...] | None:
+    """Over samples, each of which counts alike; None where they are not known."""
+    known = [found.queries for found in every if found.queries is not None]
+    if len(known) < len(every):
+        return None
+    means = np.mean(np.array(known), axis=0).tolist()
+    return tuple(tuple(tuple(rounded(x) for x in head) for head in layer) for layer in means)
 
 
 def _target(retention: float, every: Needs) -> Target:

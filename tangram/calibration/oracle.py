@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tangram.calibration.framing import Frame
+from tangram.calibration.mean_queries import QuerySums, rotary_of
 from tangram.calibration.model import Reader, branch, check_watched
 from tangram.config import TangramConfig
 from tangram.key_needs import key_scores, shares_above
-from tangram.rotary import Rotary, find_rotary
+from tangram.mean_queries import MeanQueries
+from tangram.rotary import Rotary
 from tangram.scorers import Chunk, Need, get_scorer
 
 PART = 1024
@@ -32,15 +34,25 @@ class LargestWeight:
         kv_heads: by layer of the model, as seen.
     """
 
-    def __init__(self, layers: Sequence[int], kv_heads: int, tokens: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: Sequence[int],
+        kv_heads: int,
+        tokens: int,
+        device: torch.device,
+        sums: QuerySums | None = None,
+    ) -> None:
+        self.sums = sums
         self.scores = torch.zeros(len(layers), kv_heads, tokens, device=device)
         self.kv_heads: dict[int, int] = {}
         self.wants_weights = False
         self._rows = {layer: row for row, layer in enumerate(layers)}
 
     def see_queries(self, layer: int, queries: torch.Tensor, scale: float, kv_heads: int) -> None:
-        """Only who attends is of interest."""
+        """Who attends, and what is asked while the text itself is read."""
         self.kv_heads[layer] = kv_heads
+        if self.sums is not None and not self.wants_weights:
+            self.sums.see(layer, queries, kv_heads)
 
     def see_weights(self, layer: int, head: int, weights: torch.Tensor) -> None:
         """See :class:`tangram.calibration.attention.Watcher`."""
@@ -57,7 +69,8 @@ class LastQueries:
 
     wants_weights = False
 
-    def __init__(self, layers: Sequence[int], width: int) -> None:
+    def __init__(self, layers: Sequence[int], width: int, sums: QuerySums | None = None) -> None:
+        self.sums = sums
         self.queries: dict[int, torch.Tensor] = {}
         self.scales: dict[int, float] = {}
         self.kv_heads: dict[int, int] = {}
@@ -65,6 +78,8 @@ class LastQueries:
 
     def see_queries(self, layer: int, queries: torch.Tensor, scale: float, kv_heads: int) -> None:
         """See :class:`tangram.calibration.attention.Watcher`."""
+        if self.sums is not None:
+            self.sums.see(layer, queries, kv_heads)
         if layer in self._layers:
             self.kv_heads[layer], self.scales[layer] = kv_heads, scale
             before = [self.queries[layer]] if layer in self.queries else []
@@ -78,7 +93,11 @@ class LastQueries:
 
 
 def largest_weights(
-    reader: Reader, frame: Frame, context: Sequence[int], on_read: OnRead | None = None
+    reader: Reader,
+    frame: Frame,
+    context: Sequence[int],
+    on_read: OnRead | None = None,
+    sums: QuerySums | None = None,
 ) -> torch.Tensor:
     """``kvzip``: read the context, then be asked to repeat it, part by part, with the context as the answer.
 
@@ -87,7 +106,7 @@ def largest_weights(
     """
     tokens = [*frame.before, *context]
     cache = reader.new_cache()
-    watcher = LargestWeight(reader.kinds.full, reader.identity.kv_heads, len(tokens), reader.device)
+    watcher = LargestWeight(reader.kinds.full, reader.identity.kv_heads, len(tokens), reader.device, sums)
     reader.read(tokens, cache, watcher)
     check_watched(reader, watcher.kv_heads)
     if on_read is not None:
@@ -105,6 +124,7 @@ def scored(
     name: str,
     geometry: TangramConfig,
     on_read: OnRead | None = None,
+    sums: QuerySums | None = None,
 ) -> torch.Tensor:
     """A scorer's judgement of every chunk that the engine would have sealed, at the moment of sealing.
 
@@ -113,13 +133,10 @@ def scored(
     """
     tokens = [*frame.before, *context]
     scorer, cache = get_scorer(name), reader.new_cache()
-    watcher = LastQueries(reader.kinds.full, geometry.query_window)
+    watcher = LastQueries(reader.kinds.full, geometry.query_window, sums)
     rotary = None
     if Need.ROTARY in scorer.needs:
-        identity = reader.identity
-        rotary = find_rotary(
-            reader.text_config, identity.layers, identity.head_size, identity.max_model_len, reader.device
-        )
+        rotary = rotary_of(reader)
     read, scores = 0, []
     for start in range(0, len(tokens) - geometry.chunk - geometry.window + 1, geometry.chunk):
         boundary = start + geometry.chunk + geometry.window
@@ -173,6 +190,7 @@ def chunk_of(
     start: int,
     geometry: TangramConfig,
     rotary: Rotary | None,
+    mean_queries: MeanQueries | None = None,
 ) -> Chunk:
     """The chunk that begins at ``start`` as the KV heads of one layer see it."""
     layer, heads = reader.kinds.full[row], reader.identity.kv_heads
@@ -191,6 +209,7 @@ def chunk_of(
         query_positions=torch.arange(boundary - queries.shape[1], boundary, device=device),
         scale=torch.full((heads,), watcher.scales[layer], device=device),
         rotary=rotary,
+        mean_query=None if mean_queries is None else mean_queries.behind(boundary)[row],
     )
 
 
@@ -201,6 +220,7 @@ def judge(
     oracle: str,
     geometry: TangramConfig,
     on_read: OnRead | None = None,
+    sums: QuerySums | None = None,
 ) -> torch.Tensor:
     """Scores of all tokens that could be dropped, float32 [layers, kv_heads, tokens].
 
@@ -209,11 +229,12 @@ def judge(
     Args:
         oracle: one of :data:`tangram.calibration.settings.ORACLES`.
         geometry: chunk, window, sink and query window of the engine.
+        sums: is told what is asked while the text is read.
     """
     if oracle == "kvzip":
-        scores = largest_weights(reader, frame, context, on_read)
+        scores = largest_weights(reader, frame, context, on_read, sums)
         return scores[..., : scores.shape[-1] - geometry.window]
-    return scored(reader, frame, context, oracle, geometry, on_read)
+    return scored(reader, frame, context, oracle, geometry, on_read, sums)
 
 
 def needs(scores: torch.Tensor, target: float, scope: str, sink: int) -> torch.Tensor:

@@ -15,12 +15,15 @@ from typing import Any
 import torch
 from torch.nn.functional import log_softmax
 
+from tangram.advice import shape_of
 from tangram.calibration.attention import watched_by
+from tangram.calibration.mean_queries import rotary_of
 from tangram.calibration.model import Reader, branch
 from tangram.calibration.oracle import LastQueries, chunk_of
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry
-from tangram.rotary import find_rotary
+from tangram.mean_queries import MeanQueries
+from tangram.profile import in_force
 from tangram.scorers import Need, get_scorer
 from tangram.sealing import comparable
 
@@ -61,11 +64,12 @@ class Replay:
             geometry.layers, geometry.kv_heads, capacity, dtype=torch.bool, device=reader.device
         )
         self.watcher = LastQueries(reader.kinds.full, config.query_window)
-        self.rotary = None
-        if Need.ROTARY in self.scorer.needs:
-            identity = reader.identity
-            sizes = (identity.layers, identity.head_size, identity.max_model_len)
-            self.rotary = find_rotary(reader.text_config, *sizes, reader.device)
+        self.rotary, self.mean_queries = None, None
+        if self.scorer.needs & {Need.ROTARY, Need.MEAN_QUERY} and min(geometry.keep) < geometry.chunk:
+            self.rotary = rotary_of(reader)
+        if Need.MEAN_QUERY in self.scorer.needs and min(geometry.keep) < geometry.chunk:
+            profile = in_force(config, shape_of(reader.identity))
+            self.mean_queries = MeanQueries.of_profile(profile, self.rotary, reader.device)
         self._rows = {layer: row for row, layer in enumerate(reader.kinds.full)}
         keep = [[geometry.keep[tier] for tier in row] for row in geometry.head_tier]
         self._keep = torch.tensor(keep, device=reader.device)
@@ -168,7 +172,16 @@ class Replay:
         scores = torch.stack(
             [
                 self.scorer(
-                    chunk_of(self.reader, self.cache, self.watcher, row, start, self.config, self.rotary)
+                    chunk_of(
+                        self.reader,
+                        self.cache,
+                        self.watcher,
+                        row,
+                        start,
+                        self.config,
+                        self.rotary,
+                        self.mean_queries,
+                    )
                 )
                 for row in rows
             ]

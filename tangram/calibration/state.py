@@ -18,10 +18,12 @@ class Found:
     Attributes:
         needs: [retentions][layers][kv_heads], by the oracle.
         keys: [layers][kv_heads], by the keys alone (:mod:`tangram.key_needs`).
+        queries: [layers][kv_heads][head_size], what was asked on average; None where that is not known.
     """
 
     needs: list[Table]
     keys: Table
+    queries: list[Table] | None = None
 
 
 @dataclass
@@ -97,5 +99,5 @@ def _entries(lines: list[str]) -> dict[str, Found]:
             entry = json.loads(line)
         except ValueError:
             break
-        found[entry["sample"]] = Found(entry["needs"], entry["keys"])
+        found[entry["sample"]] = Found(entry["needs"], entry["keys"], entry["queries"])
     return found

@@ -4,14 +4,34 @@
 from __future__ import annotations
 
 from tangram.errors import ConfigError
-from tangram.scorers import expected_attention, keydiff, keyvalue, knorm, random, snapkv, streamingllm, tova
+from tangram.scorers import (
+    expected_attention,
+    keydiff,
+    keyvalue,
+    keyvalue_query,
+    knorm,
+    random,
+    snapkv,
+    streamingllm,
+    tova,
+)
 from tangram.scorers.base import Chunk, Need, Scorer
 
 __all__ = ["Chunk", "Need", "Scorer", "get_scorer"]
 
 _SCORERS: dict[str, Scorer] = {
     module.SCORER.name: module.SCORER
-    for module in (keydiff, keyvalue, knorm, expected_attention, snapkv, tova, streamingllm, random)
+    for module in (
+        keydiff,
+        keyvalue,
+        keyvalue_query,
+        knorm,
+        expected_attention,
+        snapkv,
+        tova,
+        streamingllm,
+        random,
+    )
 }
 
 

@@ -28,6 +28,7 @@ class Need(Enum):
     QUERIES = "the last queries before the seal boundary"
     POSITIONS = "positions"
     ROTARY = "the model's rotary embedding"
+    MEAN_QUERY = "the mean queries of a profile"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Chunk:
         query_positions: int64 [w].
         scale: float32 [heads], what the attention multiplies its logits by.
         rotary: how keys and queries are rotated; None too where the model has no rotary embedding.
+        mean_query: float32 [heads, head_size], what each KV head is asked on average behind the boundary
+            (:class:`tangram.mean_queries.MeanQueries`).
     """
 
     layers: torch.Tensor
@@ -59,6 +62,7 @@ class Chunk:
     query_positions: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     rotary: Rotary | None = None
+    mean_query: torch.Tensor | None = None
 
 
 def present(part: T | None, need: Need) -> T:

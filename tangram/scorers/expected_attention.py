@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from tangram.rotary import FUTURE
 from tangram.scorers.base import Chunk, Need, Scorer, present
-
-FUTURE = 512
-"""Positions behind the boundary over which the rotation is averaged."""
 
 
 def expected_attention(chunk: Chunk) -> torch.Tensor:

@@ -191,6 +191,8 @@ def test_the_plan_begins_with_what_the_bars_are_about() -> None:
     assert names[:4] == ["full", *(f"{b} keyvalue 0.25" for b in ("profile", "uniform", "shuffled"))]
     assert [job.rank for job in jobs] == list(range(len(jobs)))
     assert "own snapkv 0.25" in names
+    assert "profile keyvalue_query 0.25" in names
+    assert "uniform keyvalue_query 0.25" not in names, "it needs a profile's mean queries"
     cells = [(job.condition.name, cell.name) for job in jobs for cell in job.cells]
     assert len(cells) == len(set(cells))
     other = [job.condition for job in plan(4096, [2048], whole=False)]

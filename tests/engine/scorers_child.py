@@ -83,10 +83,12 @@ def main(folder: Path) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     save_model(folder)
 
+    import torch
     from vllm import LLM, SamplingParams
 
     from tangram import sealer, sealing
     from tangram.config import SCORERS, TangramConfig
+    from tangram.mean_queries import MeanQueries
     from tangram.scorers import get_scorer
 
     config = TangramConfig.from_mapping(SETTINGS)
@@ -154,6 +156,8 @@ def main(folder: Path) -> dict[str, Any]:
         "queries": {"shape": list(seen[0].shape), "error": float((seen[0] - expected).abs().max())},
         "largest query": float(expected.abs().max()),
     }
+    means = torch.randn(2, 2, 16, generator=torch.Generator().manual_seed(3))
+    own.mean_queries = MeanQueries(means, own.rotary)
     for name in SCORERS:
         own.scorer = get_scorer(name)
         result[name] = {str(budget): converse(budget) for budget in BUDGETS}

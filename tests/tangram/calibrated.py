@@ -100,6 +100,16 @@ def key_needs_of(profile: Profile, seed: int = 5) -> Profile:
     return replace(profile, calibration=replace(known, key_needs=keys))
 
 
+def mean_queries_of(profile: Profile, seed: int = 7) -> Profile:
+    """The profile with invented mean queries."""
+    known = profile.calibration
+    assert known is not None
+    model = known.model
+    drawn = np.random.default_rng(seed).normal(size=(model.layers, model.kv_heads, model.head_size))
+    means = tuple(as_matrix(layer) for layer in drawn.round(3).tolist())
+    return replace(profile, calibration=replace(known, mean_queries=means))
+
+
 def also_at(profile: Profile, retention: float, seed: int = 9) -> Profile:
     """The profile with invented needs at a further retention."""
     known = profile.calibration

@@ -42,6 +42,7 @@ def random_chunk(
         query_positions=torch.arange(boundary - width, boundary),
         scale=torch.rand(heads, generator=generator) + 0.1,
         rotary=rotary,
+        mean_query=draw(heads, size),
     )
 
 

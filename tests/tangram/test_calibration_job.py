@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from tangram import cli
 from tangram.calibration import conversations, job
@@ -130,6 +131,32 @@ def test_needs_by_keys_are_those_of_the_chunks_the_engine_seals(folder: Path, tm
         found.append(torch.bincount(best, minlength=6) / 512)
     expected = torch.stack(found).mean(dim=0).reshape(3, 2)
     np.testing.assert_allclose(known.key_needs.needs[0], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(("oracle", "read"), [("kvzip", None), ("snapkv", 640)])
+def test_mean_queries_are_those_of_the_model_without_rotation(
+    folder: Path, tmp_path: Path, oracle: str, read: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against transformers' own projections, of the text alone (a scorer reads up to the last boundary): what
+    is asked while it is repeated does not count, nor how it was cut into steps."""
+    monkeypatch.setattr("tangram.calibration.model.READ_STEP", 300)
+    known = calibrate(replace(settings_of(folder), samples=2, oracle=oracle), tmp_path / "p.json").calibration
+    assert known is not None
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).model
+    reader = load(str(folder), "cpu")
+    frame, found = frame_of(reader.tokenizer), []
+    for sample in job.choose(replace(settings_of(folder), samples=2), reader, frame):
+        ids = torch.tensor([[*frame.before, *sample.tokens][:read]])
+        with torch.inference_mode():
+            states = model(ids, output_hidden_states=True).hidden_states
+            asked = [
+                layer.self_attn.q_proj(layer.input_layernorm(state))[0].mean(dim=0)
+                for layer, state in zip(model.layers, states, strict=False)
+            ]
+        size = reader.identity.head_size
+        found.append(torch.stack(asked).view(3, 2, -1, size).mean(dim=2))
+    expected = torch.stack(found).mean(dim=0)
+    np.testing.assert_allclose(known.mean_queries, expected, rtol=2e-3, atol=1e-4)
 
 
 CONVERSATIONS = [json.dumps({"text": builtin_text(4, number, 9000)[1]}) for number in range(3)]

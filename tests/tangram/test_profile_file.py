@@ -19,7 +19,7 @@ from tangram.config import TangramConfig
 from tangram.errors import ProfileError
 from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.profile import ModelShape, Profile, in_force
-from tests.tangram.calibrated import IDENTITY, also_at, key_needs_of, made_profile
+from tests.tangram.calibrated import IDENTITY, also_at, key_needs_of, made_profile, mean_queries_of
 from tests.tiny_models import LLAMA, random_llama, write_config
 
 SHAPE = ModelShape("m", 4, 3, 64, 2, "bfloat16", 8192)
@@ -44,8 +44,8 @@ def test_text_that_looks_like_a_row_is_kept(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "p.json", 4, 3).calibration == named.calibration
 
 
-def test_further_retentions_and_needs_by_keys_are_kept(tmp_path: Path) -> None:
-    profile = key_needs_of(also_at(made_profile(), 0.5))
+def test_all_that_may_be_missing_is_kept(tmp_path: Path) -> None:
+    profile = mean_queries_of(key_needs_of(also_at(made_profile(), 0.5)))
     profile.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json", 4, 3) == replace(profile, source=str(tmp_path / "p.json"))
 
@@ -111,10 +111,41 @@ def test_a_single_changed_digit_is_noticed(path: Path) -> None:
             lambda d: d["calibration"].update(key_needs={"scorer": "k", "needs": []}),
             "'key_needs' must have a",
         ),
+        *(
+            (
+                lambda d, value=value: d["calibration"].update(mean_queries=value),
+                "'mean_queries' must be numbers of 4 layers x 3 KV heads x 64",
+            )
+            for value in (
+                {},
+                [],
+                [[[0.5] * 64] * 3] * 3,
+                [[[0.5] * 64] * 2] * 4,
+                [[[0.5] * 63] * 3] * 4,
+                [[[True] * 64] * 3] * 4,
+                [[["0"] * 64] * 3] * 4,
+                [[[1e999] * 64] * 3] * 4,
+                [[0.5] * 3] * 4,
+            )
+        ),
     ],
 )
 def test_bad_files_are_refused(path: Path, change: Callable[[dict[str, Any]], Any], says: str) -> None:
     assert says in tampered(path, change, seal=True)
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        (Profile.uniform(4, 3), "there is no profile: name one"),
+        (replace(made_profile(), source="p.json"), "the profile p.json has none: name one"),
+        (Profile(made_profile().mean, made_profile().std, source="p.json"), "the profile p.json has none"),
+    ],
+)
+def test_mean_queries_that_are_missing_are_said_to_be(profile: Profile, says: str) -> None:
+    with pytest.raises(ProfileError, match=says):
+        profile.mean_queries()
+    assert len(mean_queries_of(made_profile()).mean_queries()) == 4
 
 
 def test_a_file_that_was_cut_off_is_refused(path: Path) -> None:

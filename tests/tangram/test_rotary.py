@@ -139,7 +139,10 @@ def test_of_mixed_layers_the_full_attention_ones_count() -> None:
 def test_what_cannot_be_taken_off_is_refused_with_an_alternative(rope: dict[str, Any]) -> None:
     config = Qwen2Config(**SMALL)
     config.rope_parameters = rope
-    with pytest.raises(UnsupportedError, match=r"expected_attention does not know .*choose another, such as"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"is not known, which the scorers expected_attention .*choose another",
+    ):
         find(config)
     config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
     config.no_rope_layers = [1]

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from tangram.config import SCORERS
 from tangram.errors import CacheIntegrityError
-from tangram.rotary import Rotary
+from tangram.rotary import FUTURE, Rotary
 from tangram.scorers import Chunk, Need, get_scorer
-from tangram.scorers.expected_attention import FUTURE
 from tests.tangram.chunks import chunks, random_chunk
 
 Vector = Sequence[float]
@@ -27,6 +26,7 @@ PARTS = {
     Need.QUERIES: ("queries", "query_positions", "scale"),
     Need.POSITIONS: ("positions",),
     Need.ROTARY: ("rotary",),
+    Need.MEAN_QUERY: ("mean_query",),
 }
 
 
@@ -143,14 +143,20 @@ def test_the_score_is_its_formula(name: str, chunk: Chunk) -> None:
     check(name, chunk, PLAIN[name])
 
 
+@pytest.mark.parametrize("name", ["keyvalue", "keyvalue_query"])
 @settings(max_examples=40)
 @given(chunk=chunks(), sink=st.integers(0, 3), again=st.booleans())
-def test_keyvalue_adds_up_two_orders(chunk: Chunk, sink: int, again: bool) -> None:
+def test_places_in_several_orders_are_added_up(name: str, chunk: Chunk, sink: int, again: bool) -> None:
     """Of the very numbers that it orders; those of KeyDiff are tested above. Also where values are alike."""
     values = chunk.values.round() if again and chunk.values is not None else chunk.values
     chunk = dataclasses.replace(chunk, sink=min(sink, chunk.keys.shape[1]), values=values)
-    found = get_scorer("keyvalue")(chunk)
-    orders = torch.stack([get_scorer("keydiff")(chunk), chunk.values.norm(dim=-1)])
+    found = get_scorer(name)(chunk)
+    each = [get_scorer("keydiff")(chunk), chunk.values.norm(dim=-1)]
+    if name == "keyvalue_query":
+        products = torch.einsum("hcd,hd->hc", chunk.keys, chunk.mean_query)
+        assume(products.sort(dim=-1).values.diff(dim=-1).min() > 1e-5)  # not the order of rounding errors
+        each.append(products)
+    orders = torch.stack(each)
     orders[..., : chunk.sink] = math.inf
     for head, tokens in enumerate(found.tolist()):
         both = orders[:, head].tolist()
@@ -176,7 +182,7 @@ def test_a_head_s_scores_do_not_depend_on_the_heads_beside_it(name: str) -> None
     rotary = Rotary(torch.rand(3, 3, generator=torch.Generator().manual_seed(0)))
     chunk = random_chunk(7, heads=5, group=3, sink=2, rotary=rotary)
     together = get_scorer(name)(chunk)
-    per_head = ("layers", "heads", "keys", "values", "recent", "queries", "scale")
+    per_head = ("layers", "heads", "keys", "values", "recent", "queries", "scale", "mean_query")
     for head in range(5):
         one = {field: getattr(chunk, field)[head : head + 1] for field in per_head}
         alone = get_scorer(name)(dataclasses.replace(chunk, **one))

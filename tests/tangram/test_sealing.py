@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram.config import QUERY_SCORERS, SCORERS
+from tangram.config import PROFILE_SCORERS, QUERY_SCORERS, SCORERS
 from tangram.errors import CacheIntegrityError
 from tangram.geometry import Geometry, Tier
+from tangram.mean_queries import MeanQueries
 from tangram.rotary import Rotary
 from tangram.scorers import Chunk, get_scorer
 from tangram.sealing import Observed, seal_chunk, select
@@ -43,6 +44,7 @@ def test_equal_scores_go_to_the_earlier_token() -> None:
 WIDTH, GROUP = 4, 2
 ROTARY = Rotary(torch.tensor([[1.0, 0.1], [0.0, 0.0]]))
 SCALE = torch.tensor([0.5, 0.25])
+MEANS = MeanQueries(torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(2)), ROTARY)
 
 
 def whole_layers(states: torch.Tensor, queries: torch.Tensor, chunk: int, layer: int, sink: int) -> Chunk:
@@ -62,6 +64,7 @@ def whole_layers(states: torch.Tensor, queries: torch.Tensor, chunk: int, layer:
         query_positions=torch.arange(n - WIDTH, n),
         scale=SCALE[layer].repeat(2),
         rotary=ROTARY,
+        mean_query=MEANS.behind(n)[layer],
     )
 
 
@@ -86,7 +89,7 @@ def test_sealed_pages_hold_the_kept_tokens_of_every_head(name: str, chunk: int, 
     before = pool.clone()
     scorer = get_scorer(name)
     observed = Observed(queries[n - WIDTH :].transpose(0, 1).flatten(2, 3), SCALE, ROTARY)
-    seal_chunk(pool, row, G, chunk, 3, scorer, observed)
+    seal_chunk(pool, row, G, chunk, 3, scorer, observed, mean_queries=MEANS)
     sink = 3 if chunk == 0 else 0
     scores = [scorer(whole_layers(states, queries, chunk, layer, sink)) for layer in range(2)]
     if scorer.whole_layer:
@@ -107,8 +110,9 @@ def test_sealed_pages_hold_the_kept_tokens_of_every_head(name: str, chunk: int, 
 def test_queries_are_asked_for_only_where_they_are_needed(name: str) -> None:
     pool = torch.zeros(200, G.group_size, G.page_tokens, 2 * G.head_size)
     row = torch.arange(G.pages(G.boundary(0)), dtype=torch.int32)
-    if name in QUERY_SCORERS:
-        with pytest.raises(CacheIntegrityError, match="without its queries"):
+    lacking = "without its queries" if name in QUERY_SCORERS else "without the mean queries of a profile"
+    if name in (*QUERY_SCORERS, *PROFILE_SCORERS):
+        with pytest.raises(CacheIntegrityError, match=lacking):
             seal_chunk(pool, row, G, 0, 3, get_scorer(name))
     else:
         seal_chunk(pool, row, G, 0, 3, get_scorer(name))
