@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tangram.config import HELP, QUERY_SCORERS, SCORERS, TangramConfig
+from tangram.config import HELP, PROFILE_SCORERS, QUERY_SCORERS, SCORERS, TangramConfig
 from tangram.errors import ConfigError
 from tangram.scorers import Need, get_scorer
 
@@ -98,6 +98,8 @@ def test_the_configuration_knows_the_scorers() -> None:
     """It names them itself, as it must load without torch."""
     known = {name: get_scorer(name) for name in SCORERS}
     assert {name: scorer.name for name, scorer in known.items()} == {name: name for name in SCORERS}
+    asking = {name for name, scorer in known.items() if Need.MEAN_QUERY in scorer.needs}
+    assert set(PROFILE_SCORERS) == asking
     assert set(QUERY_SCORERS) == {name for name, scorer in known.items() if Need.QUERIES in scorer.needs}
     with pytest.raises(ConfigError, match=f"scorer: must be one of {', '.join(SCORERS)}, not 'none'"):
         get_scorer("none")

@@ -235,8 +235,8 @@ def test_engine_and_calibration_agree_on_a_model(tmp_path: Path, bundled_model_d
     path = tmp_path / "p.json"
     made_profile(identity=identity).save(path)
 
-    def start(model: Path) -> Runtime:
-        options = {"profile": str(path), "retention": 0.25}
+    def start(model: Path, **more: Any) -> Runtime:
+        options = {"profile": str(path), "retention": 0.25} | more
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what vLLM imports warns of much
             args = EngineArgs(
@@ -246,6 +246,11 @@ def test_engine_and_calibration_agree_on_a_model(tmp_path: Path, bundled_model_d
             return Runtime.from_vllm(args.create_engine_config())
 
     assert start(folder).profile.calibration is not None
+    with pytest.raises(ProfileError, match=r"p\.json has none: name one that was calibrated"):
+        start(folder, scorer="keyvalue_query")
+    assert start(folder, scorer="keyvalue_query", retention=1.0), "nothing is ranked"
+    mean_queries_of(made_profile(identity=identity)).save(path)
+    assert start(folder, scorer="keyvalue_query").profile.mean_queries()
     with pytest.raises(ProfileError, match="other weights"):
         start(random_llama(tmp_path / "other", bundled_model_dir, seed=1))
     write_config(folder, **LLAMA | {"vocab_size": 49152, "intermediate_size": 256})

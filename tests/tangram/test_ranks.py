@@ -20,6 +20,7 @@ from tangram.drift import DriftMeter
 from tangram.drift_sampler import DriftSampler
 from tangram.errors import ConfigError, EngineUnavailable
 from tangram.geometry import Geometry, Head, Tier
+from tangram.mean_queries import MeanQueries
 from tangram.profile import ModelShape, Profile, build_geometry, default_group_size, in_force
 from tangram.ranks import ALONE, Ranks
 from tangram.rotary import Rotary
@@ -232,16 +233,17 @@ def test_heads_keep_what_one_engine_without_ranks_keeps(name: str, chunk: int) -
     draw = torch.Generator().manual_seed(1)
     states = torch.randn(n, 2, HEADS, 2 * FOUR.head_size, generator=draw)
     queries = torch.randn(2, WIDTH, HEADS * GROUP, FOUR.head_size, generator=draw)
+    means = MeanQueries(torch.randn(2, HEADS, FOUR.head_size, generator=draw), ROTARY)
     whole = replace(FOUR, ranks=1)
     pool, row = filled(whole, n, states)
-    seal_chunk(pool, row, whole, chunk, 3, scorer, Observed(queries, SCALE, ROTARY))
+    seal_chunk(pool, row, whole, chunk, 3, scorer, Observed(queries, SCALE, ROTARY), mean_queries=means)
     expected = sealed(whole, chunk, pool, row)
 
     def one(ranks: Ranks) -> dict[Head, torch.Tensor]:
         g, first = FOUR.of_rank(ranks.rank), ranks.rank * FOUR.rank_heads
         pool, row = filled(g, n, states[:, :, first : first + FOUR.rank_heads])
         asked = queries.unflatten(2, (HEADS, GROUP))[:, :, first : first + FOUR.rank_heads].flatten(2, 3)
-        seal_chunk(pool, row, g, chunk, 3, scorer, Observed(asked, SCALE, ROTARY), ranks)
+        seal_chunk(pool, row, g, chunk, 3, scorer, Observed(asked, SCALE, ROTARY), ranks, means)
         return {(la, first + head): kept for (la, head), kept in sealed(g, chunk, pool, row).items()}
 
     found = {head: kept for rank in together(2, one) for head, kept in rank.items()}
