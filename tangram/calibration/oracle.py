@@ -15,7 +15,6 @@ from tangram.calibration.mean_queries import QuerySums, rotary_of
 from tangram.calibration.model import Reader, branch, check_watched
 from tangram.config import TangramConfig
 from tangram.key_needs import key_scores, shares_above
-from tangram.mean_queries import MeanQueries
 from tangram.rotary import Rotary
 from tangram.scorers import Chunk, Need, get_scorer
 
@@ -190,9 +189,13 @@ def chunk_of(
     start: int,
     geometry: TangramConfig,
     rotary: Rotary | None,
-    mean_queries: MeanQueries | None = None,
+    mean_query: torch.Tensor | None = None,
 ) -> Chunk:
-    """The chunk that begins at ``start`` as the KV heads of one layer see it."""
+    """The chunk that begins at ``start`` as the KV heads of one layer see it.
+
+    Args:
+        mean_query: [kv_heads, head_size] of this layer, for scorers that need it.
+    """
     layer, heads = reader.kinds.full[row], reader.identity.kv_heads
     end, device = start + geometry.chunk, reader.device
     keys = reader.keys(cache, layer).float()
@@ -209,7 +212,7 @@ def chunk_of(
         query_positions=torch.arange(boundary - queries.shape[1], boundary, device=device),
         scale=torch.full((heads,), watcher.scales[layer], device=device),
         rotary=rotary,
-        mean_query=None if mean_queries is None else mean_queries.behind(boundary)[row],
+        mean_query=mean_query,
     )
 
 

@@ -168,24 +168,14 @@ class Replay:
 
     def _scores(self, start: int) -> torch.Tensor:
         """float32 [layers, kv_heads, chunk]."""
-        rows = range(len(self.reader.kinds.full))
-        scores = torch.stack(
-            [
-                self.scorer(
-                    chunk_of(
-                        self.reader,
-                        self.cache,
-                        self.watcher,
-                        row,
-                        start,
-                        self.config,
-                        self.rotary,
-                        self.mean_queries,
-                    )
-                )
-                for row in rows
-            ]
-        )
+        queries = None if self.mean_queries is None else self.mean_queries.behind(self.length)
+
+        def scored(row: int) -> torch.Tensor:
+            where = (self.reader, self.cache, self.watcher, row, start)
+            query = None if queries is None else queries[row]
+            return self.scorer(chunk_of(*where, self.config, self.rotary, query))
+
+        scores = torch.stack([scored(row) for row in range(len(self.reader.kinds.full))])
         return (
             scores.mean(dim=1, keepdim=True).expand_as(scores).clone() if self.scorer.whole_layer else scores
         )
