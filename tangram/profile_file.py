@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,7 +148,7 @@ def read(path: str | Path) -> Contents:
         raise ProfileError(f"profile {path} is damaged: its contents do not fit its checksum")
     mean, std = (_matrix(data.get(name), name, path) for name in ("mean", "std"))
     floor = data.get("floor", DEFAULT_FLOOR)
-    if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0.0 <= floor < 1.0:
+    if not _is_number(floor) or not 0.0 <= floor < 1.0:
         raise ProfileError(f"profile {path} is damaged: 'floor' must be from 0 to below 1")
     known = data.get("calibration") if version > 1 else None
     calibration = None if known is None else _calibration(known, mean, std, path)
@@ -301,7 +301,8 @@ def _nested(value: Any, count: int, each: int | None = None) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a float can hold it; JSON knows larger numbers, and those that are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _tables(value: Any, name: str, size: tuple[int, int], count: Any, path: str | Path) -> tuple[Matrix, ...]:
@@ -325,7 +326,7 @@ def _check_size(table: Matrix, name: str, size: tuple[int, int], path: str | Pat
 
 
 def _share(value: Any, name: str, path: str | Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1.0:
+    if not _is_number(value) or not 0.0 < value < 1.0:
         raise ProfileError(f"profile {path} is damaged: {name!r} must be above 0 and below 1")
     return float(value)
 
@@ -335,7 +336,7 @@ def _matrix(value: Any, name: str, path: str | Path) -> Matrix:
         raise ProfileError(f"profile {path} is damaged: {name!r} must be a list of lists of numbers")
     for row in value:
         for number in row:
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0 <= number <= 1.0:
+            if not _is_number(number) or not 0.0 <= number <= 1.0:
                 raise ProfileError(
                     f"profile {path} is damaged: {name!r} has {number!r}, not a share from 0 to 1"
                 )

@@ -64,12 +64,11 @@ class Replay:
             geometry.layers, geometry.kv_heads, capacity, dtype=torch.bool, device=reader.device
         )
         self.watcher = LastQueries(reader.kinds.full, config.query_window)
-        self.rotary, self.mean_queries = None, None
-        if self.scorer.needs & {Need.ROTARY, Need.MEAN_QUERY} and min(geometry.keep) < geometry.chunk:
-            self.rotary = rotary_of(reader)
+        self.rotary = rotary_of(reader) if Need.ROTARY in self.scorer.needs else None
+        self.mean_queries = None
         if Need.MEAN_QUERY in self.scorer.needs and min(geometry.keep) < geometry.chunk:
             profile = in_force(config, shape_of(reader.identity))
-            self.mean_queries = MeanQueries.of_profile(profile, self.rotary, reader.device)
+            self.mean_queries = MeanQueries.of_profile(profile, rotary_of(reader), reader.device)
         self._rows = {layer: row for row, layer in enumerate(reader.kinds.full)}
         keep = [[geometry.keep[tier] for tier in row] for row in geometry.head_tier]
         self._keep = torch.tensor(keep, device=reader.device)

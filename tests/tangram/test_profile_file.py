@@ -125,6 +125,7 @@ def test_a_single_changed_digit_is_noticed(path: Path) -> None:
                 [[[True] * 64] * 3] * 4,
                 [[["0"] * 64] * 3] * 4,
                 [[[1e999] * 64] * 3] * 4,
+                [[[10**400] * 64] * 3] * 4,
                 [[0.5] * 3] * 4,
             )
         ),
