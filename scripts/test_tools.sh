@@ -5,7 +5,8 @@ set -euo pipefail
 
 say() { printf '==> %s\n' "$*" >&2; }
 
-chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+# -P: on the path. A function of the same name would be found, too.
+browser() { type -P chromium || type -P chromium-browser || type -P google-chrome; }
 
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
@@ -17,7 +18,7 @@ apt_install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
 }
 
-if ! chromium >/dev/null; then
+if ! browser >/dev/null; then
     if ! can_install; then
         printf '%s\n' "error: the tests drive Chromium, which is not here. Install it (Debian: sudo apt-get install chromium) and run them again" >&2
         exit 1

@@ -175,7 +175,8 @@ def _engine_port(parent: int) -> str:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """The system's Chromium when there is one, else Playwright's."""
-    path = os.environ.get("TANGRAM_TEST_CHROMIUM") or shutil.which("chromium")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("TANGRAM_TEST_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         try:
