@@ -45,24 +45,28 @@ Handler = Callable[..., Awaitable[dict[Any, Any]]]
 
 
 def guarded(handler: Handler) -> Handler:
-    """Turn what a handler raises into a message above the input; the input keeps its text.
+    """Turn what a handler raises into a message above the input; the input keeps its text. What it shows
+    replaces what a reply that is followed has painted.
 
     The handler's last argument is the request.
     """
 
     @functools.wraps(handler)
     async def guarding(self: Any, *args: Any) -> dict[Any, Any]:
-        session = session_of(args[-1])
-        self.epochs.touch(session)
+        page = self.pages.of(session_of(args[-1]))
+        page.touch()
         try:
-            return await handler(self, *args)
+            update = await handler(self, *args)
+            if self.parts.live in update:
+                await page.change(update[self.parts.live])
+            return update
         except (AppError, DbError, TangramError) as error:
             text = told(error)
         except Exception:
             log.exception("chat page: %s failed", handler.__name__)
             text = BROKEN
         finally:
-            self.epochs.touch(session)
+            page.touch()
         return {self.parts.notice: notice(text)}
 
     return cast(Handler, guarding)

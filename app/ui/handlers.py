@@ -63,36 +63,36 @@ class ChatHandlers(MessageHandlers):
         update = self.engine(shown)
         if not conversation_id:
             return update
-        session = session_of(request)
-        before = self.epochs.of(session)
+        page = self.pages.of(session_of(request))
+        before = page.changes
         try:
             owner = owner_of(request)
             conversation = await self.services.store.get_conversation(owner, conversation_id)
             running = self.services.generation.running(owner, conversation_id)
-            followed = self._followers.is_following(session)
             moved = conversation.active_leaf_id not in (leaf, None)
-            if followed or not (moved or live or running):
+            if page.followed or not (moved or live or running):
                 return update
             thread = await self.screen.thread(owner, conversation_id, span=spanned(span))
             names = await self.screen.conversations(owner, conversation_id, query) if moved else {}
-            if self.epochs.of(session) != before:
+            if page.changes != before:
                 return update
+            page.tell(thread[self.parts.live])
             return {**update, **thread, **self.screen.title(conversation), **names}
         except NotFound:
-            page = await self.screen.blank(owner, query)
-            gone = {**page, self.parts.notice: notice(GONE, "warn")}
-            return {**update, **(gone if self.epochs.of(session) == before else {})}
+            blank = await self.screen.blank(owner, query)
+            if page.changes != before:
+                return update
+            page.tell("")
+            return {**update, **blank, self.parts.notice: notice(GONE, "warn")}
         except (DbError, NotSignedIn):
             return update  # the next tick may know more, and what is shown stays
 
     @guarded
     async def open_chat(self, query: str, event: gr.EventData, request: gr.Request) -> Update:
-        await self._followers.leave(session_of(request))
         return await self.screen.conversation(owner_of(request), str(event.id), query)
 
     @guarded
     async def new_chat(self, query: str, request: gr.Request) -> Update:
-        await self._followers.leave(session_of(request))
         return await self.screen.blank(owner_of(request), query)
 
     @guarded
@@ -152,7 +152,6 @@ class ChatHandlers(MessageHandlers):
         await self.services.generation.stop_conversation(owner, target)
         await self.services.store.delete_conversation(owner, target)
         if target == conversation_id:
-            await self._followers.leave(session_of(request))
             page = await self.screen.blank(owner, query)
         else:
             page = await self.screen.conversations(owner, conversation_id, query)

@@ -10,8 +10,6 @@ import gradio as gr
 from app.errors import AppError
 from app.events import ReplyHandle
 from app.services import Services
-from app.ui.epochs import Epochs
-from app.ui.following import Followers
 from app.ui.guard import guarded, owner_of, session_of, told
 from app.ui.markdown import typed_message
 from app.ui.meter import LiveMeter
@@ -19,6 +17,7 @@ from app.ui.parts import Parts
 from app.ui.progress import paced
 from app.ui.render import chat_message, chat_messages, notice
 from app.ui.screen import PAGE, Screen, Update, spanned
+from app.ui.shown import Pages
 from db.errors import DbError
 from tangram.errors import TangramError
 
@@ -34,8 +33,7 @@ class MessageHandlers:
         self.services = services
         self.parts = parts
         self.screen = Screen(services, parts)
-        self.epochs = Epochs()
-        self._followers = Followers()
+        self.pages = Pages()
 
     @guarded
     async def send(
@@ -107,7 +105,6 @@ class MessageHandlers:
     @guarded
     async def show_version(self, conversation_id: str, event: gr.EventData, request: gr.Request) -> Update:
         owner = owner_of(request)
-        await self._followers.leave(session_of(request))
         store = self.services.store
         siblings = await store.siblings(owner, str(event.id))
         target = siblings.index(str(event.id)) + int(event.step)
@@ -139,21 +136,21 @@ class MessageHandlers:
     async def follow(self, live: str, request: gr.Request) -> AsyncIterator[Update]:
         """Show a reply while it is written; a closed page only detaches."""
         reply_id, _, rest = live.partition(":")
-        if not reply_id:
-            # A generator that yields nothing would empty every output.
-            yield {self.parts.notice: gr.skip()}
-            return
-        owner, session, span = owner_of(request), session_of(request), spanned(rest.partition(":")[0])
-        with self._followers.follow(session) as follower:
-            async with aclosing(self._updates(owner, reply_id, span)) as updates:
-                async for update in updates:
-                    if follower.left:
-                        # Gradio sends the last update again when a generator ends: let that be an empty one.
-                        yield {self.parts.notice: gr.skip()}
-                        return
-                    self.epochs.touch(session)
-                    with follower.showing():
-                        yield update
+        page = self.pages.of(session_of(request))
+        if reply_id and page.follows(live):
+            with page.following(live):
+                owner, span = owner_of(request), spanned(rest.partition(":")[0])
+                async with aclosing(self._updates(owner, reply_id, span)) as updates:
+                    async for update in updates:
+                        if not page.follows(live):
+                            break
+                        if self.parts.live in update:
+                            page.tell(update[self.parts.live])
+                        with page.painting():
+                            yield update
+        # Gradio sends the last update again when a generator ends, and nothing waits for that: let it be an
+        # empty one. A generator that yields nothing would empty every output.
+        yield {self.parts.notice: gr.skip()}
 
     async def _updates(self, owner: str, reply_id: str, span: int) -> AsyncGenerator[Update, None]:
         store = self.services.store

@@ -45,10 +45,6 @@ _FLAGS = [
 ]
 
 
-SOON = 3.0
-"""Seconds for what takes less than one where nothing else keeps the machine busy."""
-
-
 def eventually(look: Callable[[], T], seconds: float, what: str) -> T:
     """Return the first truthy answer of ``look``; fail with ``what`` when there is none in time."""
     end = time.monotonic() + seconds

@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.fake_engine import FakeEngine
 from tests.patience import PATIENCE
-from tests.ui.support import PASSWORD, PHONE, SOON, ChatPage, Product, eventually
+from tests.ui.support import PASSWORD, PHONE, ChatPage, Product, eventually
 
 pytestmark = pytest.mark.ui
 
@@ -78,12 +78,12 @@ def test_the_ring_moves_while_a_reply_is_written(chat: ChatPage) -> None:
     assert tokens() >= max(seen)
 
 
-def test_stop_frees_the_engine_within_a_second(chat: ChatPage, served: Product) -> None:
+def test_stop_frees_the_engine(chat: ChatPage, served: Product) -> None:
     chat.send("/tokens 5000 /delay 0.02")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     eventually(lambda: served.running(served) == 1, PATIENCE, "the engine works on the reply")
     chat.stop()
-    eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
+    eventually(lambda: served.running(served) == 0, PATIENCE, "the engine is free")
     chat.settled()
     expect(chat.footers.last).to_contain_text("Stopped")
     assert "lorem" in chat.replies.last.inner_text()
@@ -123,6 +123,17 @@ def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     chat.stop()
     chat.settled()
+
+
+def test_a_conversation_is_deleted_while_its_reply_is_written(chat: ChatPage, served: Product) -> None:
+    chat.send("/tokens 3000 /delay 0.05")
+    expect(chat.replies.last).to_have_text(re.compile("lorem"))
+    chat.delete("/tokens 3000")
+    expect(chat.rows).to_have_count(0)
+    expect(chat.footers).to_have_count(0)
+    expect(chat.page.locator("#tc-composer .submit-button")).to_be_visible()
+    eventually(lambda: served.running(served) == 0, PATIENCE, "the engine is free")
+    assert chat.say("/say Something else.") == "Something else."
 
 
 def test_regenerate_keeps_both_versions(chat: ChatPage) -> None:

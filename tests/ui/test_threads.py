@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.fake_engine import FakeEngine
 from tests.patience import PATIENCE
-from tests.ui.support import SOON, ChatPage, Product, eventually
+from tests.ui.support import ChatPage, Product, eventually
 
 pytestmark = pytest.mark.ui
 
@@ -129,10 +129,10 @@ def test_two_tabs_show_one_conversation(chat: ChatPage) -> None:
 
 
 def test_escape_stops_and_the_reply_can_go_on(chat: ChatPage, served: Product) -> None:
-    chat.send("/tokens 300 /delay 0.03")
+    chat.send("/tokens 3000 /delay 0.03")
     expect(chat.replies.last).to_have_text(WORDS)
     chat.page.keyboard.press("Escape")
-    eventually(lambda: served.running(served) == 0, SOON, "the engine is free")
+    eventually(lambda: served.running(served) == 0, PATIENCE, "the engine is free")
     expect(chat.footers.last).to_contain_text("Stopped")
     chat.settled()
     kept = chat.replies.last.inner_text()
