@@ -111,6 +111,7 @@ def seal(
     staged: torch.Tensor | None = None,
     origin: torch.Tensor | None = None,
     values: bool = False,
+    asked: torch.Tensor | None = None,
 ) -> None:
     """``tangram::ragged_seal`` in plain torch, one chunk and tier at a time; see ``kernels.sealing``."""
     layout = _layout(tuple(tier_offset.tolist()), page_tokens, ring_slots, chunk, window, pool.shape[3] // 2)
@@ -141,7 +142,10 @@ def seal(
             states = pages.transpose(0, 1).reshape(len(members), chunk, -1)
             if layout.keep[tier] < chunk:
                 own = None if scores is None else scores[index, tier, : len(members)].clone()
-                states = _kept(states, layout, tier, max(0, min(chunk, sink - first)), own, values)
+                query = asked
+                if asked is not None:
+                    query = asked[index, heads] if asked.dim() == 3 else asked[index, tier, : len(members)]
+                states = _kept(states, layout, tier, max(0, min(chunk, sink - first)), own, values, query)
             target = list(layout.kept_entries(number, tier))
             pages = states.reshape(len(members), len(target), page_tokens, -1).transpose(0, 1)
             pool[row[target][:, None], torch.tensor(members)] = pages
@@ -154,11 +158,12 @@ def _kept(
     sink: int,
     scores: torch.Tensor | None,
     values: bool,
+    asked: torch.Tensor | None,
 ) -> torch.Tensor:
     """What heads of a tier keep of a chunk's states: ``[heads, C, 2 * D]`` to ``[heads, keep, 2 * D]``."""
     if scores is None:
         key, value = states.float().split(layout.head_size, dim=-1)
-        scores = keyvalue(key, value, sink) if values else keydiff(key)
+        scores = keyvalue(key, value, sink, asked) if values else keydiff(key)
     scores[:, :sink] = torch.inf
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     kept = order[:, : layout.keep[tier]].sort(dim=-1).values

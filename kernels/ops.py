@@ -31,7 +31,7 @@ library.define(
     "ragged_seal(Tensor(a!) pool, Tensor rows, Tensor due, Tensor tier_offset, Tensor tier_heads, "
     "int page_tokens, int ring_slots, int chunk, int window, int sink, Tensor? scores=None, "
     "Tensor? head_tier=None, Tensor? head_member=None, Tensor? staged=None, Tensor? origin=None, "
-    "bool values=False) -> ()"
+    "bool values=False, Tensor? asked=None) -> ()"
 )
 library.define(
     "ragged_stage(Tensor query, Tensor key, Tensor value, Tensor(a!) pool, Tensor rows, Tensor head_tier, "

@@ -24,6 +24,7 @@ def ragged_seal(
     heads: tuple[torch.Tensor, torch.Tensor] | None = None,
     staged: tuple[torch.Tensor, torch.Tensor] | None = None,
     values: bool = False,
+    asked: torch.Tensor | None = None,
 ) -> None:
     """Seal chunks: for each head keep its ``layout.keep`` highest tokens, in the order of their positions.
 
@@ -45,6 +46,8 @@ def ragged_seal(
             pages begin.
         values: without ``scores``, rank by the sum of a token's places in two orders: that of KeyDiff, and
             that of the norms of values.
+        asked: with ``values``, a third order: that of the products of keys with what each head is asked,
+            float32 ``[M, K, G, D]``, or ``[M, Hkv, D]`` for one layer's heads.
 
     Raises:
         ValueError: a shape, stride or device does not fit.
@@ -59,6 +62,11 @@ def ragged_seal(
     if scores is not None:
         expected = (due.shape[0], layout.tiers, pool.shape[1], layout.chunk)
         shapes["scores"] = (scores, torch.float32, expected)
+    if asked is not None:
+        of_chunk = (layout.tiers, pool.shape[1]) if heads is None else (heads[0].shape[0],)
+        shapes["asked"] = (asked, torch.float32, (due.shape[0], *of_chunk, layout.head_size))
+        if not values or scores is not None:
+            raise ValueError("asked: is an order beside that of the norms of values, and not beside scores")
     if heads is not None:
         count = heads[0].shape[0]
         shapes["head_tier"] = (heads[0], torch.int32, (count,))
@@ -98,4 +106,5 @@ def ragged_seal(
         *(heads or (None, None)),
         *(staged or (None, None)),
         values,
+        asked,
     )

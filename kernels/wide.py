@@ -57,6 +57,7 @@ class WidePlan:
         segments: int32 ``[S, 6]``: row, first token, tokens, sealed chunks, raw tokens, first staged page.
         starts: int32 ``[S * Hkv + 1]``, the first packed row of each sequence.
         due: int32 ``[M, 2]``, row and chunk to be sealed in each layer.
+        chunks: the latter on the host.
         origin: int32 ``[M]``, the first staged page of each of these.
         tokens, pages: of the step's wide requests; staged.
         most_tail, most_new: staged pages of one request that its ring holds, and that the step writes.
@@ -69,6 +70,7 @@ class WidePlan:
     segments: torch.Tensor
     starts: torch.Tensor
     due: torch.Tensor
+    chunks: tuple[int, ...]
     origin: torch.Tensor
     tokens: int
     pages: int
@@ -112,6 +114,7 @@ class WidePlan:
             segments=sent[1].view(-1, 6),
             starts=sent[2],
             due=sent[3].view(-1, 2),
+            chunks=tuple(due[1::2]),
             origin=sent[4],
             tokens=sum(one.length - one.cached for one in wide),
             pages=pages,

@@ -45,6 +45,7 @@ class WideTask:
         sink: first tokens of a sequence that are always kept.
         scale, soft_cap: of the scores.
         values: whether what is kept depends on the norms of values, too.
+        asked: float32 [layers, chunks due, kv_heads, head_size], what heads are asked, if it depends on that.
     """
 
     sequences: Sequences
@@ -55,6 +56,7 @@ class WideTask:
     scale: float
     soft_cap: float
     values: bool = False
+    asked: torch.Tensor | None = None
 
     @property
     def layout(self) -> RaggedLayout:
@@ -93,8 +95,12 @@ class WideCalls:
         buffers = (self.packed, self.table, self.used)
         task.sequences.stage(query, key, value, task.rows, *heads, task.plan, buffers)
 
-    def seal(self, heads: Heads) -> None:
-        """Seal the chunks that are due; between :meth:`enter` and dense attention."""
+    def seal(self, heads: Heads, layer: int) -> None:
+        """Seal the chunks that are due in a layer; between :meth:`enter` and dense attention.
+
+        Args:
+            layer: its row in the task's ``asked``.
+        """
         task, plan = self.task, self.task.plan
         staged = (task.sequences.staged, plan.origin)
         ragged_seal(
@@ -107,6 +113,7 @@ class WideCalls:
             heads=heads,
             staged=staged,
             values=task.values,
+            asked=None if task.asked is None else task.asked[layer],
         )
 
     def leave(self, out: torch.Tensor) -> None:

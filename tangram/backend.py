@@ -106,6 +106,7 @@ class RaggedMetadata:
         rows: int32 [requests, width], page ids.
         query_start_loc: int32 [requests + 1].
         seq_lens: int32 [requests], lengths after the step.
+        layers: layer name to its index in the geometry.
         tables: layer name to (head_tier, head_member), int32 [kv_heads] each, of this rank's heads.
         capture: queries to copy aside for a later seal, if any.
         max_query, singles: what the attention may know of the step, see :func:`kernels.ragged_attention`.
@@ -117,6 +118,7 @@ class RaggedMetadata:
     rows: torch.Tensor
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
+    layers: dict[str, int]
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
     layout: RaggedLayout
     capture: Capture | None = None
@@ -163,19 +165,18 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
         self.layout = runtime.kernel_layout(self.geometry)
         self.dtype = kv_cache_spec.dtype
         self._pool: torch.Tensor | None = None
+        self.layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
         self.tables = {
             name: (
                 torch.tensor(self.geometry.head_tier[layer], dtype=torch.int32, device=device),
                 torch.tensor(self.geometry.head_member[layer], dtype=torch.int32, device=device),
             )
-            for name in layer_names
-            for layer in (own.row(extract_layer_index(name)),)
+            for name, layer in self.layers.items()
         }
-        layers = {name: own.row(extract_layer_index(name)) for name in layer_names}
-        self.sealer = Sealer(self.geometry, layers, vllm_config, self.dtype, device, meter, ranks)
+        self.sealer = Sealer(self.geometry, self.layers, vllm_config, self.dtype, device, meter, ranks)
         impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
         self.wide = wide_steps(vllm_config, impl.num_heads, self.dtype, device)
-        self.wide.meter = meter
+        self.wide.meter, self.wide.asked = meter, self.sealer.asked
 
     def pool(self) -> torch.Tensor:
         """The pool, found through the first layer: it is allocated after the builder."""
@@ -203,6 +204,7 @@ class RaggedMetadataBuilder(AttentionMetadataBuilder[Any]):
             rows=rows,
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
+            layers=self.layers,
             tables=self.tables,
             layout=self.layout,
             capture=capture,
@@ -318,7 +320,8 @@ class RaggedImpl(AttentionImpl[Any]):
         tier, member = step.tables[layer.layer_name]
         if step.wide is not None:
             scoring = Scoring(self.scale, self.soft_cap, self.sinks)
-            step.wide.attend(output, query, key, value, step.query_start_loc, (tier, member), scoring)
+            where = ((tier, member), scoring, step.layers[layer.layer_name])
+            step.wide.attend(output, query, key, value, step.query_start_loc, *where)
             return output
         batch = (step.pool, step.rows, step.query_start_loc, step.seq_lens, tier, member, step.layout)
         how = (self.scale, self.sinks, self.soft_cap, step.max_query, step.singles)

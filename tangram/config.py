@@ -30,9 +30,9 @@ QUERY_SCORERS = ("expected_attention", "snapkv", "tova")
 """Those that look at the last ``query_window`` queries. Named here because scorers themselves load torch."""
 PROFILE_SCORERS = ("keyvalue_query",)
 """Those that look at the mean queries of a profile."""
-FUSED_SCORERS = {"keydiff": False, "keyvalue": True}
-"""Those that the sealing operator itself computes, from a chunk alone: inside a layer too; and whether the
-norms of values count."""
+FUSED_SCORERS = {"keydiff": False, "keyvalue": True, "keyvalue_query": True}
+"""Those that the sealing operator itself computes, from a chunk and what its heads are asked on average:
+inside a layer too; and whether the norms of values count."""
 AUTO, NONE = "auto", "none"
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""

@@ -14,7 +14,7 @@ from tangram.config import FUSED_SCORERS
 from tangram.drift import DriftMeter, reference
 from tangram.drift_sampler import DriftSampler
 from tangram.geometry import Geometry
-from tangram.mean_queries import MeanQueries
+from tangram.mean_queries import Asked, MeanQueries
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
 from tangram.ranks import ALONE, Ranks
 from tangram.rotary import Rotary, find_rotary
@@ -36,6 +36,9 @@ class Sealer:
         dtype: of keys, values and queries.
         meter: where the time of each seal is counted.
         ranks: this one and the others.
+
+    Attributes:
+        asked: what heads are asked on average, where the scorer looks at that.
 
     Raises:
         UnsupportedError: the scorer cannot be used with this model.
@@ -65,6 +68,7 @@ class Sealer:
         self.drift = self._drift(own, device)
         self.rotary: Rotary | None = None
         self.mean_queries: MeanQueries | None = None
+        self.asked: Asked | None = None
         if min(geometry.keep) == geometry.chunk:
             return
         if self.scorer.needs & {Need.ROTARY, Need.MEAN_QUERY}:
@@ -73,6 +77,7 @@ class Sealer:
             self.rotary = find_rotary(model.hf_text_config, *sizes, device)
         if Need.MEAN_QUERY in self.scorer.needs:
             self.mean_queries = MeanQueries.of_profile(own.profile, self.rotary, device)
+            self.asked = Asked(self.mean_queries, geometry, ranks)
         if Need.QUERIES not in self.scorer.needs:
             return
         impls = {
@@ -134,5 +139,8 @@ class Sealer:
         if due:
             with self.meter.timing():
                 which = torch.tensor(due, dtype=torch.int32).to(pool.device, non_blocking=True)
-                values = FUSED_SCORERS[self.scorer.name]
-                ragged_seal(pool, rows, which, self.members, self.layout, self.sink, values=values)
+                values, asked = FUSED_SCORERS[self.scorer.name], None
+                if self.asked is not None:
+                    asked = self.asked.of_tiers([chunk for _, chunk in due])
+                how = (self.members, self.layout, self.sink)
+                ragged_seal(pool, rows, which, *how, values=values, asked=asked)

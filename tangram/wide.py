@@ -23,6 +23,7 @@ from kernels import KernelError, RaggedLayout, ragged_append_attention, ragged_s
 from kernels.cuda.wide_calls import PackedCalls
 from kernels.wide import Sequences, WidePlan, WideRequest, staging_room
 from kernels.wide_calls import Others, WideCalls, WideTask, wide_calls
+from tangram.mean_queries import Asked
 from tangram.seal_meter import SealMeter
 
 logger = init_logger(__name__)
@@ -77,13 +78,14 @@ class Part:
     Attributes:
         tokens, rows: where they lie in the step and in the batch.
         query_start_loc, seq_lens: int32, as of a batch of their own.
-        due: int32 [1, 2], the chunk to seal before, if one is due.
+        chunk: to seal before, if one is due; due: the same as int32 [1, 2].
     """
 
     tokens: slice
     rows: slice
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
+    chunk: int | None = None
     due: torch.Tensor | None = None
 
 
@@ -101,9 +103,9 @@ def cut(
         counts = torch.tensor([0, *(end - start for start, end in steps)], dtype=torch.int32)
         lengths = torch.tensor([end for _, end in steps], dtype=torch.int32)
         total = int(counts.sum())
-        chunk = None if due is None else torch.tensor([[0, due]], dtype=torch.int32, device=device)
+        which = None if due is None else torch.tensor([[0, due]], dtype=torch.int32, device=device)
         places = counts.cumsum(0, dtype=torch.int32).to(device)
-        parts.append(Part(slice(token, token + total), rows, places, lengths.to(device), chunk))
+        parts.append(Part(slice(token, token + total), rows, places, lengths.to(device), due, which))
 
     steps = list(zip(bounds.starts, bounds.ends, strict=True))
     before = 0
@@ -129,6 +131,10 @@ class WideSteps:
         pages: staged ones of a step, at most.
         version: of FlashAttention; None where it cannot be used.
         values: whether what is kept depends on the norms of values, too.
+
+    Attributes:
+        meter: where the time of seals is counted.
+        asked: what heads are asked, if what is kept depends on that.
     """
 
     def __init__(
@@ -143,6 +149,7 @@ class WideSteps:
         self.layout, self.heads, self.sink, self.pages = layout, heads, sink, pages
         self.version, self.values = version, values
         self.meter: SealMeter | None = None
+        self.asked: Asked | None = None
         self.sealing = 0.0  # seconds of the last wide step, over its layers so far
         self._chunks = 0  # that it sealed
         self._room: torch.Tensor | None = None
@@ -215,6 +222,7 @@ class Layer:
     value: torch.Tensor
     heads: Heads
     scoring: Scoring
+    index: int
 
     def narrow(
         self,
@@ -259,18 +267,20 @@ class WideStep:
         query_start_loc: torch.Tensor,
         heads: Heads,
         scoring: Scoring,
+        index: int = 0,
     ) -> None:
         """Seal, write and attend in one layer.
 
         Args:
+            index: the layer's, among those of the geometry.
             out, query: [tokens, query heads, head_size]; key, value: [tokens, kv_heads, head_size].
             query_start_loc: int32 [requests + 1].
         """
-        layer = Layer(out, query, key, value, heads, scoring)
+        layer = Layer(out, query, key, value, heads, scoring, index)
         if self.sequences is None or self.plan is None or scoring.sinks is not None:
             for part in self.parts:
                 if part.due is not None:
-                    self._seal(self.rows[part.rows], part.due, heads)
+                    self._seal(part, part.due, layer)
                 layer.narrow(self, part.tokens, part.rows, part.query_start_loc, part.seq_lens)
             return
         self._at_once(self.sequences, self.plan, layer, query_start_loc)
@@ -280,11 +290,13 @@ class WideStep:
         """For where they go one by one."""
         return cut(self.steps.layout, self.bounds, self.wide, self.pool.device)
 
-    def _seal(self, rows: torch.Tensor, due: torch.Tensor, heads: Heads) -> None:
-        steps = self.steps
+    def _seal(self, part: Part, due: torch.Tensor, layer: Layer) -> None:
+        steps, rows, asked = self.steps, self.rows[part.rows], None
         with self._sealing():
+            if steps.asked is not None and part.chunk is not None:
+                asked = steps.asked.of_layer(layer.index, part.chunk)
             how = (self._no_heads, steps.layout, steps.sink)
-            ragged_seal(self.pool, rows, due, *how, heads=heads, values=steps.values)
+            ragged_seal(self.pool, rows, due, *how, heads=layer.heads, values=steps.values, asked=asked)
 
     @contextmanager
     def _sealing(self) -> Iterator[None]:
@@ -310,7 +322,7 @@ class WideStep:
         calls.enter(*own, layer.heads)
         if len(plan.due):
             with self._sealing():
-                calls.seal(layer.heads)
+                calls.seal(layer.heads, layer.index)
         keys, values = self._pages
         flash()(
             calls.packed,
@@ -348,7 +360,8 @@ class WideStep:
         if self.others:
             hints = (max(self.others), 1 in self.others)
             others = Others(query_start_loc, self.other_lens, *hints)
-        how = (self.steps.sink, scoring.scale, scoring.soft_cap, self.steps.values)
+        asked = None if self.steps.asked is None else self.steps.asked.of_layers(plan.chunks)
+        how = (self.steps.sink, scoring.scale, scoring.soft_cap, self.steps.values, asked)
         return WideTask(sequences, plan, self.rows, others, *how)
 
     @cached_property

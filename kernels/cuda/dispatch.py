@@ -136,6 +136,7 @@ def seal(
     staged: torch.Tensor | None = None,
     origin: torch.Tensor | None = None,
     values: bool = False,
+    asked: torch.Tensor | None = None,
 ) -> None:
     """``tangram::ragged_seal`` on a GPU."""
     layer = (head_tier, head_member, staged, origin)
@@ -143,9 +144,10 @@ def seal(
     taken = fits(pool, page_tokens) and chunk <= MOST_CHUNK
     library = native(pool.device, pool.dtype, pool.shape[3] // 2) if taken else None
     if library is None:
-        fallback.seal(pool, rows, due, tier_offset, tier_heads, *geometry, sink, scores, *layer, values)
+        tables = (rows, due, tier_offset, tier_heads)
+        fallback.seal(pool, *tables, *geometry, sink, scores, *layer, values, asked)
     else:
-        library.seal(pool, rows, due, tier_offset, tier_heads, geometry, sink, scores, layer, values)
+        library.seal(pool, rows, due, tier_offset, tier_heads, geometry, sink, scores, layer, values, asked)
 
 
 def stage(

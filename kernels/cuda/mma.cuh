@@ -1,10 +1,9 @@
 // The instructions that the attention kernels are made of: asynchronous copies, matrix loads, matrix products.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
+
+#include "elements.cuh"
 
 namespace tangram {
 
@@ -72,9 +71,6 @@ __device__ inline uint32_t pack<__half>(float low, float high) {
   const __half2 both = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(both);
 }
-
-__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ inline float to_float(__half x) { return __half2float(x); }
 
 __device__ inline float exp2_fast(float x) {
   float y;

@@ -111,13 +111,15 @@ class Native:
         scores: torch.Tensor | None,
         layer: tuple[torch.Tensor | None, ...] = (None, None, None, None),
         values: bool = False,
+        asked: torch.Tensor | None = None,
     ) -> None:
         """``ragged_seal``; ``layer``: its four arguments from ``head_tier`` on."""
         head_tier, head_member, staged, origin = layer
         heads = 0 if head_tier is None else head_tier.shape[0]
         tables = (0, 0, address(head_tier), address(head_member))
         step = pack_step(pool, rows, tables, tier_offset, 0, heads, geometry)
-        self._run("seal", pool, step, seal_bytes(due, tier_heads, scores, staged, origin, sink, values))
+        rest = seal_bytes(due, tier_heads, scores, staged, origin, sink, values, asked)
+        self._run("seal", pool, step, rest)
 
     def stage(
         self,

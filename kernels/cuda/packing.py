@@ -12,7 +12,7 @@ _FRESH = struct.Struct("2P4q2i")  # tangram::Fresh, append.cuh
 _ATTEND = struct.Struct("7P4q4i2f")  # tangram::Attend, attend.cuh
 _LAUNCH = struct.Struct("2i")  # behind both in AppendAttend, binding.cu
 _WIDE = struct.Struct("10P8q8i")  # tangram::Wide, wide.cuh
-_SEAL = struct.Struct("5P3i4x")  # tangram::Seal, seal.cuh
+_SEAL = struct.Struct("6P3i4x")  # tangram::Seal, seal.cuh
 
 _POINTER = struct.calcsize("P")
 STEP_HEADS = 3 * _POINTER
@@ -25,6 +25,8 @@ DECODE_NEW = _ATTEND.size + FRESH_NEW
 """Where these are in what decoding takes, in which ``Fresh`` lies behind ``Attend``."""
 WIDE_QUERY = 3 * _POINTER
 """Where ``Wide`` has ``query``, ``key`` and ``value``."""
+SEAL_ASKED = 5 * _POINTER
+"""Where ``Seal`` has ``asked``."""
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -89,9 +91,10 @@ def seal_bytes(
     origin: torch.Tensor | None,
     sink: int,
     values: bool,
+    asked: torch.Tensor | None,
 ) -> bytes:
     """``tangram::Seal``."""
-    pointers = (address(tensor) for tensor in (due, tier_heads, scores, staged, origin))
+    pointers = (address(tensor) for tensor in (due, tier_heads, scores, staged, origin, asked))
     return _SEAL.pack(*pointers, due.shape[0], sink, values)
 
 

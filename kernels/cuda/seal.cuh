@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "mma.cuh"
+#include "elements.cuh"
 #include "step.cuh"
 
 namespace tangram {
@@ -17,8 +17,9 @@ struct Seal {
   const float* scores;        // [count, tiers, members, chunk], or null: keydiff
   char* staged;               // [pages, kv_heads, page_tokens, 2 * head_size] with the tokens, or null: the rings
   const int32_t* origin;      // [count] where a chunk's staged pages begin
+  const float* asked;         // [count, heads, head_size] what each of the grid's heads is asked, or null; with values
   int32_t count, sink;
-  int32_t values;  // whether keydiff is joined by the norms of values
+  int32_t values;  // whether keydiff is joined by the norms of values, and by `asked`
 };
 
 constexpr int kSealThreads = 256;
@@ -102,10 +103,44 @@ __device__ void keydiff(const Step& step, int sink, uint32_t* ranks, float* norm
   }
 }
 
-// Replaces keydiff's ranks by the sum of a token's places in two orders, that of these ranks and that of the norms of
-// values: in each, so many tokens are lower. The first `sink` are above all others in both. `sums` is for a while.
+__device__ inline int lower(const uint4& four, uint32_t than) {
+  return (four.x < than) + (four.y < than) + (four.z < than) + (four.w < than);
+}
+
+// Adds a token's place in the order of the products of keys with what the head is asked, [head_size]. `products` is for
+// a while. Each thread adds to sums of its own only.
 template <typename T, int D, typename Token>
-__device__ void join_values(const Step& step, int sink, uint32_t* ranks, uint32_t* norms, int* sums, Token token) {
+__device__ void add_asked(const Step& step, int sink, uint32_t* products, int* sums, const float* asked, Token token) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = lane % kLanes;
+  const int first = warp * kTokensAtOnce + lane / kLanes, stride = kSealThreads / kWarp * kTokensAtOnce;
+  float query[D / kLanes];
+#pragma unroll
+  for (int i = 0; i < D / kLanes; ++i) query[i] = asked[(i / 4 * kLanes + part) * 4 + i % 4];
+#pragma unroll 2
+  for (int index = first; index < step.chunk; index += stride) {
+    float key[D / kLanes], product = 0.f;
+    load_key<T, D>(key, token(index));
+#pragma unroll
+    for (int i = 0; i < D / kLanes; ++i) product += key[i] * query[i];
+    product = sum_over<1, kLanes>(product);
+    if (part == 0) products[index] = rank_of(index < sink ? INFINITY : product);
+  }
+  __syncthreads();
+  for (int own = threadIdx.x; own < step.chunk; own += kSealThreads) {
+    const uint32_t product = products[own];
+    int sum = 0;
+#pragma unroll 8
+    for (int i = 0; i < step.chunk; i += 4) sum += lower(*reinterpret_cast<const uint4*>(products + i), product);
+    sums[own] += sum;
+  }
+}
+
+// Replaces keydiff's ranks by the sum of a token's places in two orders, that of these ranks and that of the norms of
+// values, and in a third one, where the head is asked something: that of the products of keys with what it is asked.
+// A place says how many tokens are lower. The first `sink` are above all others in each. `sums` is for a while.
+template <typename T, int D, typename Token>
+__device__ void join_values(const Step& step, int sink, uint32_t* ranks, uint32_t* norms, int* sums,
+                            const float* asked, Token token) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int first = warp * kTokensAtOnce + lane / kLanes, stride = kSealThreads / kWarp * kTokensAtOnce;
   __syncthreads();
@@ -119,9 +154,6 @@ __device__ void join_values(const Step& step, int sink, uint32_t* ranks, uint32_
     if (lane % kLanes == 0) norms[index] = rank_of(index < sink ? INFINITY : sqrtf(square));
   }
   __syncthreads();
-  const auto lower = [](const uint4& four, uint32_t than) {
-    return (four.x < than) + (four.y < than) + (four.z < than) + (four.w < than);
-  };
   // Two tokens of a thread at once: what they are compared with is read half as often.
   for (int own = threadIdx.x; own < step.chunk; own += 2 * kSealThreads) {
     const int next = own + kSealThreads < step.chunk ? own + kSealThreads : own;
@@ -138,6 +170,7 @@ __device__ void join_values(const Step& step, int sink, uint32_t* ranks, uint32_
     sums[next] = next_sum;
   }
   __syncthreads();
+  if (asked != nullptr) add_asked<T, D>(step, sink, norms, sums, asked, token);
   for (int own = threadIdx.x; own < step.chunk; own += kSealThreads) ranks[own] = sums[own];
 }
 
@@ -198,7 +231,9 @@ __global__ void __launch_bounds__(kSealThreads, 3) seal_kernel(const Step step, 
     const int sink = max(0, min(step.chunk, seal.sink - min(chunk, 1 << 20) * step.chunk));
     if (seal.scores == nullptr) {
       keydiff<T, D>(step, sink, ranks, norms, means, token);
-      if (seal.values) join_values<T, D>(step, sink, ranks, reinterpret_cast<uint32_t*>(norms), chosen, token);
+      const int64_t head = static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
+      const float* asked = seal.asked == nullptr ? nullptr : seal.asked + head * D;
+      if (seal.values) join_values<T, D>(step, sink, ranks, reinterpret_cast<uint32_t*>(norms), chosen, asked, token);
     } else {
       const float* scores = seal.scores + (static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * step.chunk;
       for (int i = threadIdx.x; i < step.chunk; i += kSealThreads) ranks[i] = rank_of(i < sink ? INFINITY : scores[i]);

@@ -79,7 +79,7 @@ class PackedCalls:
         self._stage = Block(packing.stage_bytes(query, key, value, tables, buffers, places, most))
         self._seal = Block(
             packing.seal_bytes(
-                plan.due, task.rows, None, sequences.staged, plan.origin, task.sink, task.values
+                plan.due, task.rows, None, sequences.staged, plan.origin, task.sink, task.values, task.asked
             )
         )
         self._unpack = Block(
@@ -152,9 +152,11 @@ class PackedCalls:
         self._stage.fill(packing.WIDE_QUERY, read, keys, values)
         self._run("stage", self._stage)
 
-    def seal(self, heads: Heads) -> None:
+    def seal(self, heads: Heads, layer: int) -> None:
         """As :meth:`WideCalls.seal`."""
         del heads  # they are in the step since enter
+        if (asked := self._held.task.asked) is not None:
+            self._seal.fill(packing.SEAL_ASKED, asked.data_ptr() + layer * asked.stride(0) * asked.itemsize)
         self._run("seal", self._seal)
 
     def leave(self, out: torch.Tensor) -> None:

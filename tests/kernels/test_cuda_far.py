@@ -8,7 +8,7 @@ import torch
 from kernels import RaggedLayout, fallback, ragged_append, ragged_attention, ragged_seal
 from tests.kernels.cuda_batch import BEYOND, POISON, FarPool, check, stretched, to_gpu
 from tests.kernels.ragged_batch import Batch, Sizes
-from tests.kernels.test_cuda_seal import Case
+from tests.kernels.seal_case import Case
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -7,7 +7,7 @@ import torch
 
 from kernels import RaggedLayout, fallback, ragged_seal
 from tests.kernels.cuda_batch import POISON
-from tests.kernels.test_cuda_seal import Case
+from tests.kernels.seal_case import Case
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -12,7 +12,8 @@ import torch
 from kernels import RaggedLayout, fallback, ragged_append, ragged_attention, wide
 from tests.kernels.cuda_batch import POISON, attend, check, decode, to_gpu
 from tests.kernels.ragged_batch import Batch, Sizes
-from tests.kernels.test_cuda_seal import Case
+from tests.kernels.seal_case import Case
+from tests.kernels.test_cuda_seal import both
 from tests.kernels.test_cuda_wide import STEPS as WIDE_STEPS
 from tests.kernels.test_cuda_wide import Staged
 from tests.kernels.wide_batch import Batch as WideBatch
@@ -119,13 +120,14 @@ def test_an_append_of_odd_words() -> None:
 
 
 @pytest.mark.parametrize(("head_size", "dtype"), [(128, BF16), (64, FP16)])
-@pytest.mark.parametrize("by", ["keys", "values", "scores"])
+@pytest.mark.parametrize("by", ["keys", "values", "asked", "scores"])
 def test_seal(by: str, head_size: int, dtype: torch.dtype) -> None:
     """Tiers that keep one page, some of a chunk, and all of it."""
     layout = RaggedLayout(16, 20, 256, 16, (16, 96, 256), head_size)
     case = Case(layout, [0, 2], 2, dtype)
     scores = torch.randn(2, 3, 2, 256) if by == "scores" else None
-    expected, sealed = case.both(sink=4, scores=scores, values=by == "values")
+    asked = case.asked if by == "asked" else None
+    expected, sealed = both(case, 4, scores, by in ("values", "asked"), asked)
     assert torch.equal(expected, sealed)
 
 

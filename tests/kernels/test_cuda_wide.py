@@ -28,9 +28,9 @@ def native_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Staged:
-    """A batch on one device, staged and sealed."""
+    """A batch on one device, staged and sealed; ``asked``: by all three orders."""
 
-    def __init__(self, batch: Batch, device: str) -> None:
+    def __init__(self, batch: Batch, device: str, asked: bool = False) -> None:
         self.batch, where = batch, torch.device(device)
         pool = batch.pool_copy(device)
         self.plan = WidePlan.make(batch.layout, batch.key.shape[1], batch.wide(), where)
@@ -42,7 +42,12 @@ class Staged:
         none = torch.zeros(batch.layout.tiers, dtype=torch.int32, device=where)
         staged = (sequences.staged, self.plan.origin)
         layout, sink = batch.layout, batch.sink
-        ragged_seal(pool, rows, self.plan.due, none, layout, sink, heads=(tier, member), staged=staged)
+        wanted = None
+        if asked:
+            shape = (len(self.plan.due), batch.key.shape[1], layout.head_size)
+            wanted = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(where)
+        orders = {"heads": (tier, member), "staged": staged, "values": asked, "asked": wanted}
+        ragged_seal(pool, rows, self.plan.due, none, layout, sink, **orders)
         self.pool, self.sequences = pool, sequences
         self.out = torch.full_like(query, POISON)
         sequences.unpack(self.out, self.packed, self.plan)
@@ -78,7 +83,8 @@ def test_staged_pages_tables_and_packed_queries_are_the_references(
     layout = layout_of(head_size, page, chunk, page // 2)
     steps = [(a * chunk // 32, max(1, b * chunk // 32)) for a, b in STEPS]
     batch = Batch(layout, steps, dtype=dtype, group=group, padding=padding)
-    expected, got = Staged(batch, "cpu"), Staged(batch, "cuda")
+    asked = padding == 8
+    expected, got = Staged(batch, "cpu", asked), Staged(batch, "cuda", asked)
     batch.check_alike(got.pool.cpu(), expected.pool)
     assert torch.equal(got.packed.cpu(), expected.packed)
     assert torch.equal(got.used.cpu(), expected.used)
