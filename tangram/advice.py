@@ -1,4 +1,4 @@
-"""What a profile's statistics advise: a safety margin and a group size. Fractions of a second, no model."""
+"""What a profile's statistics advise: margin and group size, and doubts. Fractions of a second, no model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tangram.calibration.statistics import Needs, advised_alpha, cost, coverage
+from tangram.calibration.statistics import Needs, advised_alpha, cost, coverage, split_half
 from tangram.config import TangramConfig
 from tangram.identity import ModelIdentity
 from tangram.predict import predict
@@ -15,6 +15,9 @@ from tangram.profile import ModelShape, Profile, default_group_size
 from tangram.profile_file import Calibration
 
 MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+FEW_SAMPLES = 10
+AGREEMENT = 0.9
+COVERED = 0.9
 
 
 @dataclass(frozen=True)
@@ -130,3 +133,17 @@ def knee(choices: list[Grouping]) -> Grouping:
         return (value - min(every)) / span if span else 0.0
 
     return min(choices, key=lambda c: share(math.log2(c.row_width), widths) + share(c.waste, wastes))
+
+
+def weaknesses(profile: Profile, known: Calibration) -> list[str]:
+    """Sentences on what makes a usable profile doubtful."""
+    needs, alpha, notes = needs_of(known), float(known.settings["alpha"]), []
+    if known.samples < FEW_SAMPLES:
+        notes.append(f"{known.samples} samples are few: spread and coverage are uncertain")
+    agreement = split_half(needs)
+    if agreement is not None and agreement < AGREEMENT:
+        notes.append(f"the heads' ranks in two halves of the samples agree by {agreement:.2f} only")
+    covered = coverage(needs, alpha, profile.floor)
+    if covered < COVERED:
+        notes.append(f"alpha {alpha:g} covers {covered:.0%} of the samples' needs, before scaling")
+    return notes

@@ -1,8 +1,8 @@
 """``tangram``: the plugin's command line.
 
 ``tangram serve MODEL [any vLLM option]`` starts stock vLLM's API server with the ragged cache; options of our
-own start with ``--tangram-``. ``tangram calibrate`` makes a profile, ``tangram profile`` looks at one,
-``tangram evaluate`` tries one on its model, ``tangram plan`` says what fits a GPU.
+own start with ``--tangram-``. ``tangram calibrate`` makes a profile, ``tangram profile`` looks at one
+or completes it, ``tangram evaluate`` tries one on its model, ``tangram plan`` says what fits a GPU.
 """
 
 from __future__ import annotations

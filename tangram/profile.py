@@ -20,6 +20,7 @@ from pathlib import Path
 from tangram.config import AUTO, TangramConfig
 from tangram.errors import ConfigError, ProfileError
 from tangram.geometry import Geometry, Head, Tier, ceil_div, rank_of
+from tangram.identity import ModelIdentity
 from tangram.profile_file import DEFAULT_FLOOR, Calibration, Matrix, Target, read, write
 
 UNIFORM = "uniform"
@@ -131,11 +132,14 @@ class Profile:
         """
         known = self.calibration
         if known is None or known.mean_queries is None:
+            way = "name one that was calibrated with this release"
+            if known is not None:
+                way = "`tangram profile add-queries` adds them"
             named = self.source != UNIFORM
             lacking = f"the profile {self.source} has none" if named else "there is no profile"
             raise ProfileError(
-                f"the scorer keyvalue_query needs a profile's mean queries, and {lacking}: name one that was "
-                "calibrated with this release, or choose the scorer keyvalue"
+                f"the scorer keyvalue_query needs a profile's mean queries, and {lacking}: {way}, "
+                "or choose the scorer keyvalue"
             )
         return known.mean_queries
 
@@ -200,6 +204,14 @@ def load_profile_file(path: str | Path) -> Profile:
     return Profile(found.mean, found.std, found.floor, str(path), found.calibration)
 
 
+def load_of_model(path: str | Path, model: ModelShape | ModelIdentity) -> Profile:
+    """A profile that is to be of this model. Raises ProfileError if it cannot be used, or is of another."""
+    profile = Profile.load(path, model.layers, model.kv_heads)
+    if profile.calibration is not None:
+        profile.calibration.model.refuse_other(str(path), model.config_hash, model.weights_hash)
+    return profile
+
+
 def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:
     """The profile that a configuration names, or the uniform one.
 
@@ -208,10 +220,7 @@ def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:
     """
     if config.profile is None or config.profile == AUTO:
         return Profile.uniform(shape.layers, shape.kv_heads)
-    profile = Profile.load(config.profile, shape.layers, shape.kv_heads)
-    if profile.calibration is not None:
-        profile.calibration.model.refuse_other(config.profile, shape.config_hash, shape.weights_hash)
-    return profile
+    return load_of_model(config.profile, shape)
 
 
 def in_force(config: TangramConfig, shape: ModelShape, profile: Profile | None = None) -> Profile:

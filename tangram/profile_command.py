@@ -1,25 +1,30 @@
-"""``tangram profile show|diff|check``: looks at profile files, without a model."""
+"""``tangram profile show|diff|check``: looks at profile files, without a model.
+
+``tangram profile add-queries`` completes one that was calibrated before mean queries were noted.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
+from tangram.calibration.command import INTERRUPTED, PROGRESS, ended_gently, named_by_option, say, teller
+from tangram.calibration.settings import BUILTIN, CONVERSATIONS, DEVICES, DTYPES
 from tangram.config import TangramConfig
-from tangram.errors import ConfigError, ProfileError, TangramError
+from tangram.errors import ConfigError, ProfileError, TangramError, Unreachable
 from tangram.profile import Profile, load_profile_file
 from tangram.profile_file import Calibration
 
-FEW_SAMPLES = 10
-AGREEMENT = 0.9
-COVERED = 0.9
 RETUNED = ("retention", "alpha", "scope", "group_size")
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to a parser's commands."""
     parser = commands.add_parser(
-        "profile", help="look at profiles of calibrated budgets", description="Look at profile files."
+        "profile",
+        help="look at profiles of calibrated budgets, or complete one",
+        description="Look at profile files, or complete one.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     shown = actions.add_parser(
@@ -51,6 +56,46 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     checked.add_argument("file", metavar="FILE")
     checked.add_argument("--model", metavar="MODEL", help="a directory or a hub id, to compare with")
     checked.set_defaults(run=check)
+    completed = actions.add_parser(
+        "add-queries",
+        help="add the mean queries that the scorer keyvalue_query needs",
+        description="Add mean queries to a profile that was calibrated without them, for the scorer "
+        "keyvalue_query: its model reads the samples again, and nothing else in the profile changes.",
+        allow_abbrev=False,
+    )
+    completed.add_argument("file", metavar="FILE")
+    completed.add_argument("--model", required=True, metavar="MODEL", help="a directory or a hub id")
+    completed.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="texts to read (default: as many as the profile was calibrated with)",
+    )
+    completed.add_argument(
+        "--data",
+        metavar=f"{BUILTIN}|{CONVERSATIONS}|FILE.jsonl",
+        help="texts, as for tangram calibrate; built-in ones are chosen by the profile's own seed and length "
+        "(default: built-in ones, where the profile was calibrated with them)",
+    )
+    completed.add_argument(
+        "--output", type=Path, metavar="FILE", help="the profile to write (default: the same file)"
+    )
+    completed.add_argument(
+        "--force", action="store_true", help="find them anew where the profile has mean queries"
+    )
+    completed.add_argument(
+        "--device", choices=DEVICES, default="auto", help="where to compute (default %(default)s)"
+    )
+    completed.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="type to compute in; auto is float32 on a CPU, the model's own on a GPU (default %(default)s)",
+    )
+    completed.add_argument(
+        "--progress", choices=PROGRESS, default=PROGRESS[0], help="for people, or JSON lines for programs"
+    )
+    completed.set_defaults(run=add_queries)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -79,6 +124,8 @@ def check(arguments: argparse.Namespace) -> int:
         _compare(arguments.file, known, arguments.model)
     notes = ["it names no model, so no engine can tell whether it is for another one"]
     if known is not None:
+        from tangram.advice import weaknesses
+
         notes = weaknesses(profile, known)
     for note in notes:
         print(f"{arguments.file}: {note}")
@@ -87,21 +134,32 @@ def check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def weaknesses(profile: Profile, known: Calibration) -> list[str]:
-    """Sentences on what makes a usable profile doubtful."""
-    from tangram.advice import needs_of
-    from tangram.calibration.statistics import coverage, split_half
-
-    needs, alpha, notes = needs_of(known), float(known.settings["alpha"]), []
-    if known.samples < FEW_SAMPLES:
-        notes.append(f"{known.samples} samples are few: spread and coverage are uncertain")
-    agreement = split_half(needs)
-    if agreement is not None and agreement < AGREEMENT:
-        notes.append(f"the heads' ranks in two halves of the samples agree by {agreement:.2f} only")
-    covered = coverage(needs, alpha, profile.floor)
-    if covered < COVERED:
-        notes.append(f"alpha {alpha:g} covers {covered:.0%} of the samples' needs, before scaling")
-    return notes
+def add_queries(arguments: argparse.Namespace) -> int:
+    """Complete a profile. Returns the exit status."""
+    try:
+        from tangram.calibration.completion import Wanted
+        from tangram.calibration.completion import add_queries as completed
+    except ImportError as error:
+        sentence = f"this needs torch and transformers, which come with vLLM 0.32 ({error})"
+        raise TangramError(sentence) from None
+    path = Path(arguments.file)
+    out: Path = arguments.output or path
+    wanted = Wanted(**{name: getattr(arguments, name) for name in Wanted.__dataclass_fields__})
+    try:
+        with ended_gently():
+            tell = teller("tangram profile add-queries", arguments.progress)
+            profile = completed(path, out, wanted, tell, say)
+    except KeyboardInterrupt:
+        say("stopped; nothing was written")
+        return INTERRUPTED
+    except Unreachable:
+        raise
+    except ConfigError as error:
+        raise named_by_option(error) from None
+    means = profile.mean_queries()
+    print(f"{out}: mean queries of {len(means)} layers x {len(means[0])} KV heads")
+    print(f"Serve with `--tangram-profile {out} --tangram-scorer keyvalue_query`.")
+    return 0
 
 
 def _compare(path: str, known: Calibration | None, model: str) -> None:

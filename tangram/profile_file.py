@@ -3,7 +3,8 @@
 Version 1 holds mean, std and floor and names no model. Version 2 adds what a calibration knows: the model and
 its fingerprints, how it was made, and every sample's needs; and a checksum over all of it. Who writes a
 profile by hand uses version 1. Needs at further retentions, needs by the keys alone, and mean queries may be
-missing: files of version 2 that were made before them lack them.
+missing: files of version 2 that were made before them lack them. So does any the origin of mean queries that
+were not found in the calibration itself, which releases before it pass over.
 """
 
 from __future__ import annotations
@@ -70,6 +71,25 @@ class KeyNeeds:
 
 
 @dataclass(frozen=True)
+class QueryOrigin:
+    """Where mean queries come from that were added to a profile later.
+
+    Attributes:
+        samples, samples_hash, data, length, seed, dtype, created, tool: as those of the calibration
+            (:class:`Calibration` and its settings), of what was read for the mean queries.
+    """
+
+    samples: int
+    samples_hash: str
+    data: str
+    length: int
+    seed: int
+    dtype: str
+    created: str
+    tool: str
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Where a profile comes from.
 
@@ -84,6 +104,7 @@ class Calibration:
         key_needs: None where they are not known.
         mean_queries: [layers][kv_heads][head_size], what the query heads of each KV head ask on average, in
             all samples, without their rotation; None where that is not known.
+        queries_from: where they come from, if not from this calibration's own samples as it read them.
     """
 
     model: ModelIdentity
@@ -98,6 +119,7 @@ class Calibration:
     others: tuple[Target, ...] = ()
     key_needs: KeyNeeds | None = None
     mean_queries: tuple[Matrix, ...] | None = None
+    queries_from: QueryOrigin | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +211,7 @@ def _layout(data: dict[str, Any]) -> str:
 
 
 def _calibration_to_dict(known: Calibration) -> dict[str, Any]:
+    origin = {} if known.queries_from is None else {"queries_from": asdict(known.queries_from)}
     return {
         "model": known.model.to_dict(),
         "settings": known.settings,
@@ -212,7 +235,7 @@ def _calibration_to_dict(known: Calibration) -> dict[str, Any]:
         ],
         "key_needs": known.key_needs and asdict(known.key_needs),
         "mean_queries": known.mean_queries,
-    }
+    } | origin
 
 
 def _calibration(data: Any, mean: Matrix, std: Matrix, path: str | Path) -> Calibration:
@@ -252,6 +275,7 @@ def _calibration(data: Any, mean: Matrix, std: Matrix, path: str | Path) -> Cali
         others=_others(data.get("others", []), size, len(every), path),
         key_needs=_key_needs(data.get("key_needs"), size, len(every), path),
         mean_queries=_mean_queries(data.get("mean_queries"), (*size, model.head_size), path),
+        queries_from=_queries_from(data.get("queries_from"), path),
     )
 
 
@@ -291,6 +315,17 @@ def _mean_queries(value: Any, size: tuple[int, int, int], path: str | Path) -> t
             f"{heads} KV heads x {width}"
         )
     return tuple(as_matrix(layer) for layer in value)
+
+
+def _queries_from(value: Any, path: str | Path) -> QueryOrigin | None:
+    if value is None:
+        return None
+    kinds = {
+        name: int if field.type == "int" else str for name, field in QueryOrigin.__dataclass_fields__.items()
+    }
+    if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
+        raise ProfileError(f"profile {path} is damaged: 'queries_from' must have {', '.join(kinds)}")
+    return QueryOrigin(**{name: value[name] for name in kinds})
 
 
 def _nested(value: Any, count: int, each: int | None = None) -> bool:

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tangram.advice import advised_margin, margins, needs_of, shape_of
+from tangram.advice import advised_margin, margins, needs_of, shape_of, weaknesses
 from tangram.calibration.statistics import between_samples, rank_correlation, split_half
 from tangram.config import TangramConfig
 from tangram.errors import ProfileError
 from tangram.predict import predict
 from tangram.profile import Profile, load_profile_file
-from tangram.profile_command import weaknesses
 
 MOST_DIFFERENT = 10
 

@@ -57,7 +57,7 @@ def _about(path: str, profile: Profile) -> list[str]:
         f"data     {made['data']}, seed {made['seed']}",
         f"oracle   {made['oracle']}, scope {made['scope']}, retention {made['retention']:g}{_also(known)}",
         f"drift    {_watched(known)}",
-        f"queries  {_asked(known)}",
+        *_asked(known),
     ]
     needs = needs_of(known)
     halves, pairs = split_half(needs), between_samples(needs)
@@ -82,10 +82,21 @@ def _watched(known: Calibration) -> str:
     return f"samples differ by {spread:.3f} from the others' mean needs by {keys.scorer}"
 
 
-def _asked(known: Calibration) -> str:
+def _asked(known: Calibration) -> list[str]:
     if known.mean_queries is None:
-        return "none: the scorer keyvalue_query cannot be used with it"
-    return "their means are known, for the scorer keyvalue_query"
+        return ["queries  none: the scorer keyvalue_query needs what `tangram profile add-queries` adds"]
+    lines = ["queries  their means are known, for the scorer keyvalue_query"]
+    origin = known.queries_from
+    if origin is None:
+        return lines
+    read = f"{origin.samples} samples of {origin.length} tokens, {origin.data}, seed {origin.seed}"
+    if origin.samples_hash == known.samples_hash:
+        read = "the same samples"
+    return [
+        *lines,
+        f"         added {origin.created} by tangram {origin.tool}, computed in {origin.dtype}, from",
+        f"         {read}",
+    ]
 
 
 def _heat_map(budgets: Table) -> list[str]:

@@ -118,8 +118,13 @@ def run(arguments: argparse.Namespace) -> int:
     except Unreachable:
         raise
     except ConfigError as error:
-        where = error.field if error.field == "MODEL" else f"--{error.field}"
-        raise TangramError(str(error).replace(error.field, where, 1)) from None
+        raise named_by_option(error) from None
+
+
+def named_by_option(error: ConfigError) -> TangramError:
+    """The same, with the option in place of the field."""
+    where = error.field if error.field == "MODEL" else f"--{error.field}"
+    return TangramError(str(error).replace(error.field, where, 1))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -134,7 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     try:
         with ended_gently():
-            tell = _tell_programs if arguments.progress == "json" else _teller()
+            tell = teller("tangram calibrate", arguments.progress)
             profile = calibrate(settings, out, tell, say)
     except KeyboardInterrupt:
         state = state_path(out)
@@ -169,6 +174,15 @@ def ended_gently() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def teller(command: str, kind: str) -> Callable[[Progress], None]:
+    """Tells each sample on standard error, in one of the ways of ``PROGRESS``.
+
+    Args:
+        command: stands in front of a bar.
+    """
+    return _tell_programs if kind == "json" else _teller(command)
+
+
 def _tell_programs(progress: Progress) -> None:
     about = {"done": progress.done, "total": progress.total, "kind": progress.kind, "new": progress.new}
     print(f"{MARK}{json.dumps(about)}", file=sys.stderr, flush=True)
@@ -178,15 +192,15 @@ def say(sentence: str) -> None:
     print(f"tangram: {sentence}", file=sys.stderr, flush=True)
 
 
-def _teller() -> Callable[[Progress], None]:
-    """Tells each sample on standard error: a bar in a terminal that has tqdm, else a line."""
+def _teller(command: str) -> Callable[[Progress], None]:
+    """For people: a bar in a terminal that has tqdm, else a line."""
     began = time.monotonic()
     bar: Any = None
 
     def tell(progress: Progress) -> None:
         nonlocal bar
         if bar is None and sys.stderr.isatty():
-            bar = _bar(progress.total)
+            bar = _bar(command, progress.total)
         if bar is not None:
             bar.set_postfix_str(progress.kind, refresh=False)
             bar.update(1)
@@ -199,9 +213,9 @@ def _teller() -> Callable[[Progress], None]:
     return tell
 
 
-def _bar(total: int) -> Any:
+def _bar(command: str, total: int) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
         return None
-    return tqdm(total=total, unit="sample", desc="tangram calibrate")
+    return tqdm(total=total, unit="sample", desc=command)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tangram.calibration.command import INTERRUPTED, MARK, PROGRESS, ended_gently, say
+from tangram.calibration.command import INTERRUPTED, MARK, PROGRESS, ended_gently, named_by_option, say
 from tangram.calibration.settings import DEVICES, DTYPES
 from tangram.calibration.verdict import sentences
 from tangram.config import NONE, TangramConfig
@@ -69,8 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     except Unreachable:
         raise
     except ConfigError as error:
-        where = error.field if error.field == "MODEL" else f"--{error.field}"
-        raise TangramError(str(error).replace(error.field, where, 1)) from None
+        raise named_by_option(error) from None
     if arguments.out is not None:
         fresh = arguments.out.with_name(arguments.out.name + ".new")
         try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tangram.calibration.conversations import conversation_lines
 from tangram.calibration.framing import LEAD_TOKENS, Frame, encode, frame_of
-from tangram.calibration.mean_queries import QuerySums, rounded
+from tangram.calibration.mean_queries import QuerySums, over_samples
 from tangram.calibration.model import Reader, load
 from tangram.calibration.oracle import PART, judge, key_needs, needs
 from tangram.calibration.samples import Sample, builtin, from_conversations, from_file, hash_of
@@ -22,7 +22,7 @@ from tangram.calibration.statistics import DECIMALS, Needs, mean_and_std
 from tangram.cli import own_version
 from tangram.errors import ConfigError
 from tangram.profile import Profile
-from tangram.profile_file import KEY_SCORER, KEY_SHARE, Calibration, KeyNeeds, Matrix, Target, as_matrix
+from tangram.profile_file import KEY_SCORER, KEY_SHARE, Calibration, KeyNeeds, Target, as_matrix
 
 REQUEST_ROOM = 64
 """Tokens that are left at least for asking the model to repeat."""
@@ -62,12 +62,10 @@ def calibrate(
         TangramError: model, samples or settings cannot work.
         Stopped: ``stop`` said so.
     """
-    _check_out(out)
+    check_out(out)
     reader = load(settings.model, settings.device, settings.dtype)
     frame = frame_of(reader.tokenizer)
-    samples = choose(settings, reader, frame)
-    if len(samples) < settings.samples:
-        say(f"{settings.data} has {len(samples)} samples, all are used")
+    samples = chosen(settings, reader, frame, say)
     state, sentence = State.open(state_path(out), _depends(settings, reader))
     if sentence:
         say(sentence)
@@ -90,6 +88,14 @@ def calibrate(
 def state_path(out: Path) -> Path:
     """Where the state lies while the profile is not complete."""
     return out.with_name(out.name + ".state")
+
+
+def chosen(settings: Settings, reader: Reader, frame: Frame, say: Callable[[str], None]) -> list[Sample]:
+    """:func:`choose`, which is said where there are fewer than asked for."""
+    samples = choose(settings, reader, frame)
+    if len(samples) < settings.samples:
+        say(f"{settings.data} has {len(samples)} samples, all are used")
+    return samples
 
 
 def choose(settings: Settings, reader: Reader, frame: Frame) -> list[Sample]:
@@ -171,18 +177,9 @@ def _profile(settings: Settings, reader: Reader, samples: list[Sample], state: S
         needs=first.needs,
         others=tuple(others),
         key_needs=KeyNeeds(KEY_SCORER, KEY_SHARE, tuple(as_matrix(found.keys) for found in every)),
-        mean_queries=_mean_queries(every),
+        mean_queries=over_samples(found.queries for found in every),
     )
     return Profile(first.mean, first.std, source=source, calibration=calibration)
-
-
-def _mean_queries(every: list[Found]) -> tuple[Matrix, ...] | None:
-    """Over samples, each of which counts alike; None where they are not known."""
-    known = [found.queries for found in every if found.queries is not None]
-    if len(known) < len(every):
-        return None
-    means = np.mean(np.array(known), axis=0).tolist()
-    return tuple(tuple(tuple(rounded(x) for x in head) for head in layer) for layer in means)
 
 
 def _target(retention: float, every: Needs) -> Target:
@@ -198,14 +195,14 @@ def _target(retention: float, every: Needs) -> Target:
     )
 
 
-def _check_out(out: Path) -> None:
-    """Raise ConfigError before hours of work if the profile cannot be written."""
+def check_out(out: Path, field: str = "out") -> None:
+    """Raise ConfigError, about ``field``, before hours of work if the profile cannot be written."""
     if out.is_dir():
-        raise ConfigError("out", f"{out} is a directory, a file name is wanted")
+        raise ConfigError(field, f"{out} is a directory, a file name is wanted")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         trial = out.with_name(out.name + ".new")
         trial.touch()
         trial.unlink()
     except OSError as error:
-        raise ConfigError("out", f"{out} cannot be written: {error.strerror}") from None
+        raise ConfigError(field, f"{out} cannot be written: {error.strerror}") from None

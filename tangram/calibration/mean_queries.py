@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 
 from tangram.calibration.model import Reader
 from tangram.errors import UnsupportedError
+from tangram.profile_file import Matrix, as_matrix
 from tangram.rotary import Rotary, find_rotary
 
 DIGITS = 4
@@ -57,6 +61,19 @@ class QuerySums:
             return None
         means = torch.stack([self._sums[layer] / self._seen[layer] for layer in self._rows]).cpu()
         return [[[rounded(x) for x in head] for head in layer] for layer in means.tolist()]
+
+
+def over_samples(every: Iterable[list[list[list[float]]] | None]) -> tuple[Matrix, ...] | None:
+    """The mean of samples' means, each of which counts alike; None where one is not known."""
+    total, count = np.zeros(()), 0
+    for means in every:
+        if means is None:
+            return None
+        total, count = total + np.array(means), count + 1
+    if not count:
+        return None
+    layers = (total / count).tolist()
+    return tuple(as_matrix([rounded(x) for x in head] for head in layer) for layer in layers)
 
 
 def rounded(number: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -98,9 +98,18 @@ class OutputLayer:
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
 
-def load(model: str, device: str = "auto", dtype: str = "auto") -> Reader:
-    """:func:`load_whole` without the output layer."""
-    return _load(model, device, dtype)[0]
+def load(
+    model: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    accept: Callable[[ModelIdentity], None] = lambda _: None,
+) -> Reader:
+    """:func:`load_whole` without the output layer.
+
+    Args:
+        accept: is asked before the weights are loaded, and raises for a model that is not wanted.
+    """
+    return _load(model, device, dtype, accept)[0]
 
 
 def load_whole(model: str, device: str = "auto", dtype: str = "auto") -> tuple[Reader, OutputLayer]:
@@ -119,7 +128,9 @@ def load_whole(model: str, device: str = "auto", dtype: str = "auto") -> tuple[R
     return reader, OutputLayer(head.to(reader.device), reader.text_config)
 
 
-def _load(model: str, device: str, dtype: str) -> tuple[Reader, Any]:
+def _load(
+    model: str, device: str, dtype: str, accept: Callable[[ModelIdentity], None] = lambda _: None
+) -> tuple[Reader, Any]:
     model = local_path(model)
     check_reachable(model, None)
     where = torch.device(_device(device))
@@ -129,6 +140,7 @@ def _load(model: str, device: str, dtype: str) -> tuple[Reader, Any]:
     stored = getattr(config, "dtype", None) or getattr(text_config, "dtype", None) or torch.float32
     kind = {"auto": torch.float32 if where.type == "cpu" else stored}.get(dtype)
     identity, kinds = _identify(model, config, tokenizer, stored)
+    accept(identity)
     with _quiet():
         whole = _load_model(model, config, getattr(torch, dtype) if kind is None else kind)
     decoder = whole.eval().get_decoder().to(where)

@@ -91,6 +91,27 @@ class LastQueries:
         """All of them."""
 
 
+class Asked:
+    """What every layer is asked, and nothing else."""
+
+    wants_weights = False
+
+    def __init__(self, sums: QuerySums) -> None:
+        self._sums = sums
+        self.kv_heads: dict[int, int] = {}
+
+    def see_queries(self, layer: int, queries: torch.Tensor, scale: float, kv_heads: int) -> None:
+        """See :class:`tangram.calibration.attention.Watcher`."""
+        self.kv_heads[layer] = kv_heads
+        self._sums.see(layer, queries, kv_heads)
+
+    def see_weights(self, layer: int, head: int, weights: torch.Tensor) -> None:
+        """Is never called."""
+
+    def held(self, layer: int, keys: int) -> None:
+        """All of them."""
+
+
 def largest_weights(
     reader: Reader,
     frame: Frame,
@@ -137,8 +158,8 @@ def scored(
     if Need.ROTARY in scorer.needs:
         rotary = rotary_of(reader)
     read, scores = 0, []
-    for start in range(0, len(tokens) - geometry.chunk - geometry.window + 1, geometry.chunk):
-        boundary = start + geometry.chunk + geometry.window
+    for boundary in boundaries(len(tokens), geometry):
+        start = boundary - geometry.chunk - geometry.window
         reader.read(tokens[read:boundary], cache, watcher)
         check_watched(reader, watcher.kv_heads)
         read = boundary
@@ -153,6 +174,11 @@ def scored(
     if on_read is not None:
         on_read(cache)
     return torch.cat(scores, dim=-1)
+
+
+def boundaries(tokens: int, geometry: TangramConfig) -> range:
+    """Where an engine would seal a text of so many tokens, a chunk each time."""
+    return range(geometry.chunk + geometry.window, tokens + 1, geometry.chunk)
 
 
 def key_needs(reader: Reader, cache: object, tokens: int, geometry: TangramConfig) -> torch.Tensor:
@@ -238,6 +264,24 @@ def judge(
         scores = largest_weights(reader, frame, context, on_read, sums)
         return scores[..., : scores.shape[-1] - geometry.window]
     return scored(reader, frame, context, oracle, geometry, on_read, sums)
+
+
+def asked(
+    reader: Reader, frame: Frame, context: Sequence[int], oracle: str, geometry: TangramConfig
+) -> QuerySums:
+    """What :func:`judge` would tell its ``sums``, to the last bit: the text is read in the same steps, and
+    nothing is judged.
+
+    Args:
+        oracle, geometry: as there.
+    """
+    tokens = [*frame.before, *context]
+    ends = [len(tokens)] if oracle == "kvzip" else boundaries(len(tokens), geometry)
+    sums = QuerySums(reader)
+    watcher = Asked(sums)
+    reader.read(tokens[: ends[-1]], reader.new_cache(), watcher, ends)
+    check_watched(reader, watcher.kv_heads)
+    return sums
 
 
 def needs(scores: torch.Tensor, target: float, scope: str, sink: int) -> torch.Tensor:

@@ -19,9 +19,12 @@ from tangram.config import TangramConfig
 from tangram.errors import ProfileError
 from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.profile import ModelShape, Profile, in_force
+from tangram.profile_file import QueryOrigin
 from tests.tangram.calibrated import IDENTITY, also_at, key_needs_of, made_profile, mean_queries_of
 from tests.tiny_models import LLAMA, random_llama, write_config
 
+ORIGIN: dict[str, Any] = {"samples": 3, "samples_hash": "q" * 32, "data": "d.jsonl", "length": 700, "seed": 1}
+ORIGIN |= {"dtype": "float32", "created": "2026-02-01T00:00:00+00:00", "tool": "0"}
 SHAPE = ModelShape("m", 4, 3, 64, 2, "bfloat16", 8192)
 
 
@@ -46,6 +49,9 @@ def test_text_that_looks_like_a_row_is_kept(tmp_path: Path) -> None:
 
 def test_all_that_may_be_missing_is_kept(tmp_path: Path) -> None:
     profile = mean_queries_of(key_needs_of(also_at(made_profile(), 0.5)))
+    assert profile.calibration is not None
+    known = replace(profile.calibration, queries_from=QueryOrigin(**ORIGIN))
+    profile = replace(profile, calibration=known)
     profile.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json", 4, 3) == replace(profile, source=str(tmp_path / "p.json"))
 
@@ -129,6 +135,13 @@ def test_a_single_changed_digit_is_noticed(path: Path) -> None:
                 [[0.5] * 3] * 4,
             )
         ),
+        *(
+            (
+                lambda d, value=value: d["calibration"].update(queries_from=value),
+                "'queries_from' must have samples, samples_hash, data, length, seed, dtype, created, tool",
+            )
+            for value in ([], {}, ORIGIN | {"samples": "3"}, ORIGIN | {"seed": True}, ORIGIN | {"tool": None})
+        ),
     ],
 )
 def test_bad_files_are_refused(path: Path, change: Callable[[dict[str, Any]], Any], says: str) -> None:
@@ -139,8 +152,14 @@ def test_bad_files_are_refused(path: Path, change: Callable[[dict[str, Any]], An
     ("profile", "says"),
     [
         (Profile.uniform(4, 3), "there is no profile: name one"),
-        (replace(made_profile(), source="p.json"), "the profile p.json has none: name one"),
-        (Profile(made_profile().mean, made_profile().std, source="p.json"), "the profile p.json has none"),
+        (
+            replace(made_profile(), source="p.json"),
+            "the profile p.json has none: `tangram profile add-queries` adds them",
+        ),
+        (
+            Profile(made_profile().mean, made_profile().std, source="p.json"),
+            "the profile p.json has none: name one",
+        ),
     ],
 )
 def test_mean_queries_that_are_missing_are_said_to_be(profile: Profile, says: str) -> None:
@@ -247,7 +266,7 @@ def test_engine_and_calibration_agree_on_a_model(tmp_path: Path, bundled_model_d
             return Runtime.from_vllm(args.create_engine_config())
 
     assert start(folder).profile.calibration is not None
-    with pytest.raises(ProfileError, match=r"p\.json has none: name one that was calibrated"):
+    with pytest.raises(ProfileError, match=r"p\.json has none: `tangram profile add-queries` adds"):
         start(folder, scorer="keyvalue_query")
     assert start(folder, scorer="keyvalue_query", retention=1.0), "nothing is ranked"
     mean_queries_of(made_profile(identity=identity)).save(path)
