@@ -59,6 +59,7 @@ class Driver:
         self.budget = self.scheduler.max_num_scheduled_tokens
         self.kept: dict[str, dict[int, list[Any]]] = {}
         self.pool: Any = None
+        self.builder: Any = None
         self._serial = 0
         self._record()
 
@@ -81,7 +82,7 @@ class Driver:
             self.kept[name][chunk] = [positions.tolist() for positions in chosen]
 
         def watched_build(builder: Any, *args: Any, **kwargs: Any) -> Any:
-            self.pool = builder.pool()
+            self.builder, self.pool = builder, builder.pool()
             return build(builder, *args, **kwargs)
 
         sealing.select, sealer.seal_chunk = recorded_select, recorded_seal
@@ -189,6 +190,20 @@ class Driver:
         finally:
             self.manager.room.policy = policy
 
+    def expect_queries(self) -> None:
+        """From now on what heads are asked on average counts, too."""
+        import torch
+
+        from tangram.mean_queries import Asked, MeanQueries
+        from tangram.scorers import get_scorer
+
+        sealer = self.builder.sealer
+        sealer.scorer, g = get_scorer("keyvalue_query"), sealer.geometry
+        draw = torch.Generator().manual_seed(7)
+        means = torch.randn(g.layers, g.kv_heads, g.head_size, generator=draw)
+        sealer.mean_queries = MeanQueries(means, None)
+        sealer.asked = self.builder.wide.asked = Asked(sealer.mean_queries, g, sealer.ranks)
+
 
 def main(folder: str) -> dict[str, Any]:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -221,6 +236,13 @@ def main(folder: str) -> dict[str, Any]:
     result["forks"] = forks(driver)
     result["prefixes"] = prefixes(driver)
     result["counters"] = driver.manager.counters
+    driver.expect_queries()
+    result["asked"], states = driver.conversation(["a"]), driver.states
+    with driver.wide():
+        for names in (["a"], ["b", "a", "c"]):
+            run = f"asked_wide{len(names)}"
+            result[run] = driver.conversation(names)
+            apart[run] = float((driver.states - states).abs().max())
     driver.manager.check_integrity()
     driver.forget()
     result["lost"] = PAGES - 1 - driver.manager.block_pool.get_num_free_blocks()

@@ -54,6 +54,15 @@ def test_steps_that_cross_seal_boundaries_change_nothing(runs: dict[str, Any], r
     assert len(kept(runs[run])) < len(kept(runs["alone"])), "chunks were sealed inside the layers"
 
 
+@pytest.mark.parametrize("run", ["asked_wide1", "asked_wide3"])
+def test_so_it_is_where_it_counts_what_heads_are_asked(runs: dict[str, Any], run: str) -> None:
+    """Between two steps the scorer chooses, inside the layers the operator, by the same mean queries."""
+    assert kept(runs["asked"]) != kept(runs["alone"])
+    assert [turn["answer"] for turn in runs[run]] == [turn["answer"] for turn in runs["asked"]]
+    assert runs["apart"][run] < 1e-4
+    assert len(kept(runs[run])) < len(kept(runs["asked"])), "chunks were sealed inside the layers"
+
+
 def test_the_runs_were_what_they_claim(runs: dict[str, Any]) -> None:
     assert [turn["cached"] for turn in runs["alone"]] == [0, 176, 288]
     assert [turn["cached"] for turn in runs["recomputed"]] == [0, 0, 0]

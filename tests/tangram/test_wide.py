@@ -6,6 +6,7 @@ import random
 import sys
 import warnings
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,17 +44,33 @@ def attend(
     soft_cap: float = 0.0,
     pages: int | None = None,
     values: bool = False,
+    asked: Any = None,
 ) -> torch.Tensor:
     """The step on a pool; with a version of FlashAttention all at once."""
     heads = (batch.query.shape[1], batch.key.shape[1])
     pages = pages or staged_pages(batch.layout, batch.tokens[-1], 2)
     steps = WideSteps(batch.layout, heads, batch.sink, pages, version, values)
+    steps.asked = asked
     step = steps.of(bounds(batch), pool, batch.rows, batch.seq_lens)
     assert step is not None
     out = torch.full_like(batch.query, POISON)
     scoring = Scoring(batch.layout.head_size**-0.5, soft_cap)
-    step.attend(out, batch.query, batch.key, batch.value, batch.query_start_loc, batch.heads, scoring)
+    step.attend(out, batch.query, batch.key, batch.value, batch.query_start_loc, batch.heads, scoring, 1)
     return out
+
+
+class Means:
+    """What the heads of two layers are asked behind each chunk."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.shape, self.device = (2, batch.key.shape[1], batch.layout.head_size), batch.key.device
+
+    def of_layers(self, chunks: Sequence[int]) -> torch.Tensor:
+        draws = [torch.randn(self.shape, generator=torch.Generator().manual_seed(c)) for c in chunks]
+        return torch.stack(draws, dim=1).to(self.device)
+
+    def of_layer(self, layer: int, chunk: int) -> torch.Tensor:
+        return self.of_layers([chunk])[layer]
 
 
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,15 +145,18 @@ def test_all_at_once_is_part_by_part(
     paged(monkeypatch)
     batch = Batch(layout_of(), steps, padding=padding)
     parted, whole = batch.pool_copy(), batch.pool_copy()
-    values = padding > 0
-    expected = attend(batch, parted, None, soft_cap, values=values)
-    out = attend(batch, whole, 3, soft_cap, values=values)
+    values, asked = padding > 0, Means(batch) if soft_cap else None
+    expected = attend(batch, parted, None, soft_cap, values=values, asked=asked if values else None)
+    out = attend(batch, whole, 3, soft_cap, values=values, asked=asked if values else None)
     assert not expected.isnan().any()
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     batch.check_alike(whole, parted)
     if values:
         other = attend(batch, batch.pool_copy(), None, soft_cap)
         assert not torch.equal(other, expected), "the values decided nothing"
+    if values and asked:
+        other = attend(batch, batch.pool_copy(), None, soft_cap, values=True)
+        assert not torch.equal(other, expected), "what heads are asked decided nothing"
 
 
 def test_steps_within_boundaries_are_none_of_ours() -> None:
@@ -228,9 +248,9 @@ def test_on_a_gpu_flash_attention_agrees_with_our_own_kernels(
     steps += [(3 * chunk + 5, 1), (chunk, 0)]
     batch = Batch(layout, steps, dtype=dtype, device="cuda", group=group, padding=padding)
     parted, whole = batch.pool_copy(), batch.pool_copy()
-    values = padding > 0
-    expected = attend(batch, parted, None, values=values)
-    out = attend(batch, whole, version, values=values)
+    values, asked = padding > 0, Means(batch) if padding and page < 64 else None
+    expected = attend(batch, parted, None, values=values, asked=asked)
+    out = attend(batch, whole, version, values=values, asked=asked)
     assert not expected.isnan().any()
     difference = (out.double() - expected.double()).norm() / expected.double().norm()
     assert difference < (6e-3 if dtype == torch.bfloat16 else 1e-3)
