@@ -162,6 +162,34 @@ def test_a_missing_compiler_is_named(tree: Tree, tmp_path: Path) -> None:
     assert "C++ compiler" in result.stderr
 
 
+@pytest.mark.parametrize("browser", ["chromium", "chromium-browser", "google-chrome", ""])
+@pytest.mark.parametrize("root", [True, False])
+def test_the_tests_get_a_browser_where_there_is_none(
+    tree: Tree, tmp_path: Path, browser: str, root: bool
+) -> None:
+    tools, asked = tmp_path / "tools", tmp_path / "asked"
+    tools.mkdir()
+    tool = "#!/bin/bash\n"
+    bodies = {
+        "id": f"{tool}echo {0 if root else 1000}\n",
+        "apt-get": f'{tool}printf "%s\\n" "$*" >>"{asked}"\n',
+    }
+    for name in filter(None, ["docker-compose", "tini", "caddy", "initdb", browser]):
+        bodies[name] = tool
+    for name, body in bodies.items():
+        (tools / name).write_text(body)
+        (tools / name).chmod(0o755)
+    done = tree.run("/bin/bash", "scripts/test_tools.sh", PATH=str(tools))
+    installed = asked.read_text() if asked.exists() else ""
+    if browser or root:
+        assert done.returncode == 0, done.stderr
+        assert ("install -y -qq --no-install-recommends chromium" in installed) == (not browser)
+    else:
+        assert done.returncode == 1
+        assert "apt-get install chromium" in done.stderr
+        assert not installed
+
+
 def test_make_up_ends_with_the_app_in_the_place_of_the_shell(tree: Tree) -> None:
     result = tree.run("make", "up")
     assert result.returncode == 0, result.stderr
