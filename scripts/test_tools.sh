@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that the tests have what does not come from Python packages: Chromium, and if they can be had
-# docker-compose, tini, caddy and PostgreSQL.
+# docker-compose, tini, caddy, promtool and PostgreSQL.
 set -euo pipefail
 
 say() { printf '==> %s\n' "$*" >&2; }
@@ -38,6 +38,11 @@ fi
 if ! command -v caddy >/dev/null && can_install && [ ! -d /run/systemd/system ]; then
     say "Installing caddy for the test of the proxy"
     apt_install caddy || say "caddy could not be installed: that one check is skipped"
+fi
+# Of Prometheus only promtool is wanted; where systemd runs, the package would start the server.
+if ! command -v promtool >/dev/null && can_install && [ ! -d /run/systemd/system ]; then
+    say "Installing Prometheus for its check of our files"
+    apt_install prometheus || say "Prometheus could not be installed: that one check is skipped"
 fi
 # The tests start servers of their own; where systemd runs, the package would start one too.
 if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null && can_install &&

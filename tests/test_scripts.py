@@ -174,7 +174,7 @@ def test_the_tests_get_a_browser_where_there_is_none(
         "id": f"{tool}echo {0 if root else 1000}\n",
         "apt-get": f'{tool}printf "%s\\n" "$*" >>"{asked}"\n',
     }
-    for name in filter(None, ["docker-compose", "tini", "caddy", "initdb", browser]):
+    for name in filter(None, ["docker-compose", "tini", "caddy", "promtool", "initdb", browser]):
         bodies[name] = tool
     for name, body in bodies.items():
         (tools / name).write_text(body)
