@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Decode<T, D>::kThreads)
     decode_kernel(const Step step, const Attend attend, const Fresh fresh) {
   using Shape = Tile<T, D>;
   using Sizes = Decode<T, D>;
-  extern __shared__ __align__(128) char shared[];
+  TANGRAM_SHARED(shared);
   auto& extra = *reinterpret_cast<typename Sizes::Extra*>(shared + Sizes::kTileBytes);
   Share share(step, reinterpret_cast<int*>(&extra + 1));
   const int group = attend.group(step), lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

@@ -109,7 +109,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(Prefill<T, D>::kThreads, Prefill<T, D>::kBlocks)
     prefill_kernel(const Step step, const Attend attend, const int places) {
   using Sizes = Prefill<T, D>;
-  extern __shared__ __align__(128) char shared[];
+  TANGRAM_SHARED(shared);
   const int group = attend.group(step), room = Sizes::kRows / group, pieces = places * step.kv_heads;
   Rows<T, D> rows;
   if (attend.plan == nullptr) {  // too many pieces for a plan, hence enough for every block

@@ -184,7 +184,7 @@ struct SealSizes {
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kSealThreads, 3) seal_kernel(const Step step, const Seal seal) {
-  extern __shared__ __align__(128) char shared[];
+  TANGRAM_SHARED(shared);
   constexpr int kWarps = kSealThreads / kWarp, kPieces = 2 * D * sizeof(T) / 16;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   auto* means = reinterpret_cast<float(*)[D]>(shared);

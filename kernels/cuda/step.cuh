@@ -11,6 +11,11 @@ constexpr int kUnit = 16;
 
 constexpr int kWarp = 32;
 
+// The shared memory that a launch gives a block. A stand-in is in tests/kernels/emulation.
+#ifndef TANGRAM_SHARED
+#define TANGRAM_SHARED(name) extern __shared__ __align__(128) char name[]
+#endif
+
 // Packed field by field in kernels/cuda/native.py. Strides count elements; tables are int32.
 struct Step {
   const int32_t* rows;             // [requests, row_stride]

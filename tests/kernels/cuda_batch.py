@@ -20,9 +20,9 @@ BEYOND = (
 )  # where the indices of 32 bits, and with two bytes an element their offsets, have ended
 
 
-def to_gpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the GPU with the same strides."""
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+def to_gpu(tensor: torch.Tensor, device: str = "cuda") -> torch.Tensor:
+    """A copy on the GPU with the same strides; or on another device."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return copy.copy_(tensor)
 
 
@@ -76,39 +76,46 @@ def check(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None
     assert float((out - expected).norm()) <= OVERALL[dtype] * float(expected.norm())
 
 
-def attend(batch: Batch, max_query: int = 0) -> torch.Tensor:
+def attend(batch: Batch, max_query: int = 0, device: str = "cuda") -> torch.Tensor:
     """Append the step on the GPU, attend it and check it against the brute-force answer."""
-    layout, pool = batch.sizes.layout, to_gpu(batch.pool)
-    tables = [to_gpu(table) for table in batch.tables]
-    key, value, query = (to_gpu(batch.step(parts)) for parts in (batch.keys, batch.values, batch.queries))
+    layout, pool = batch.sizes.layout, to_gpu(batch.pool, device)
+    tables = [to_gpu(table, device) for table in batch.tables]
+    key, value, query = (
+        to_gpu(batch.step(parts), device) for parts in (batch.keys, batch.values, batch.queries)
+    )
     ragged_append(key, value, pool, *tables, layout)
     out = torch.full_like(query, POISON)
     scoring: dict[str, Any] = dict(batch.scoring)
     if scoring["sinks"] is not None:
-        scoring["sinks"] = scoring["sinks"].cuda()
+        scoring["sinks"] = scoring["sinks"].to(device)
     ragged_attention(out, query, pool, *tables, layout, batch.scale, **scoring, max_query=max_query)
     check(out, batch.expected(), batch.sizes.dtype)
     return out
 
 
-def decode(batch: Batch, given: tuple[torch.Tensor, ...] | None = None, max_query: int = 1) -> torch.Tensor:
+def decode(
+    batch: Batch,
+    given: tuple[torch.Tensor, ...] | None = None,
+    max_query: int = 1,
+    device: str = "cuda",
+) -> torch.Tensor:
     """Append and attend the step on the GPU in one call, and check its output and every bit of the pool.
 
     Args:
         given: the step's queries, keys and values, where they are not to be packed.
     """
-    layout, pool = batch.sizes.layout, to_gpu(batch.pool)
-    tables = [to_gpu(table) for table in batch.tables]
+    layout, pool = batch.sizes.layout, to_gpu(batch.pool, device)
+    tables = [to_gpu(table, device) for table in batch.tables]
     parts = [batch.step(of) for of in (batch.queries, batch.keys, batch.values)]
-    query, key, value = given or tuple(to_gpu(part) for part in parts)
+    query, key, value = given or tuple(to_gpu(part, device) for part in parts)
     scoring: dict[str, Any] = dict(batch.scoring)
     if scoring["sinks"] is not None:
-        scoring["sinks"] = scoring["sinks"].cuda()
-    out = torch.full(query.shape, POISON, dtype=query.dtype, device="cuda")
+        scoring["sinks"] = scoring["sinks"].to(device)
+    out = torch.full(query.shape, POISON, dtype=query.dtype, device=device)
     how = {**scoring, "max_query": max_query}
     ragged_append_attention(out, query, key, value, pool, *tables, layout, batch.scale, **how)
     check(out, batch.expected(), batch.sizes.dtype)
-    expected, offsets = to_gpu(batch.pool), layout.offset_tensor(batch.pool.device)
+    expected, offsets = to_gpu(batch.pool, device), layout.offset_tensor(batch.pool.device)
     geometry = (layout.page_tokens, layout.ring_slots, layout.chunk, layout.window)
     fallback.append(*parts[1:], batch.pool, *batch.tables, offsets, *geometry)
     expected.copy_(batch.pool)

@@ -1,4 +1,4 @@
-"""The CUDA kernels without tensor cores on a CPU, where there is no GPU to run them: see ``emulation``.
+"""The CUDA kernels on a CPU, where there is no GPU to run them: see ``emulation``.
 
 What Python does for a launch is the product's own (:mod:`kernels.cuda.dispatch`, packing and all); only where
 it would launch a kernel, the kernel's source, compiled for the CPU, runs on the CPU's memory.
@@ -33,11 +33,12 @@ FLAGS = (
     "-shared",
     "-fno-strict-aliasing",
     "-Wall",
+    "-Wno-sign-compare",
     "-Wno-unknown-pragmas",
 )
 ORDERS = ("forward", "backward", "scattered")
 """In which threads of a block go on."""
-FUNCTIONS = ("append", "seal", "stage", "unpack")
+OPERATORS = ("append", "attention", "append_attention", "seal", "stage", "unpack")
 HEAD_SIZES = (32, 64, 96, 128, 256)
 
 
@@ -67,6 +68,19 @@ class Emulated(Native):
         self._order = ORDERS.index(order)
         self.called: list[str] = []
 
+    def workspace(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """As :meth:`Native.workspace`; what is not written before it is read shows."""
+        sizes = (ctypes.c_int64 * 4)()
+        self._library.emulated_workspace(int(self._dtype == torch.bfloat16), self._head_size, sizes)
+        partial, counters, plan, pieces = sizes
+        self._workspace = (
+            torch.full((partial,), float("nan")),
+            torch.zeros(counters, dtype=torch.int32),
+            torch.full((plan,), 2**30, dtype=torch.int32),
+            torch.full((pieces,), 0xFF, dtype=torch.uint8),
+        )
+        return self._workspace
+
     def _run(self, name: str, pool: torch.Tensor, step: bytes, rest: bytes) -> None:
         assert pool.device.type == "cpu"
         sizes = (int(self._dtype == torch.bfloat16), self._head_size, self._order)
@@ -90,7 +104,7 @@ def emulated(folder: Path, order: str = "forward") -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "native", native)
-        for name in FUNCTIONS:
+        for name in OPERATORS:
             operator: Any = SimpleNamespace(default=getattr(dispatch, name))
             patch.setattr(torch.ops.tangram, f"ragged_{name}", operator)
         yield called

@@ -1,6 +1,6 @@
-// CUDA's threads on a CPU, for kernels without tensor cores and asynchronous copies: what they compute can then be
-// tested where there is no GPU. Each thread of a block is a fiber, which runs until it waits for others. Which goes on
-// next is the caller's choice of order, so that a missing barrier shows as results that differ between orders.
+// CUDA's threads on a CPU: what kernels compute can then be tested where there is no GPU. Each thread of a block is a
+// fiber, which runs until it waits for others. Which goes on next is the caller's choice of order, so that a missing
+// barrier shows as results that differ between orders.
 #pragma once
 
 #include <math.h>
@@ -14,6 +14,8 @@
 #define __global__
 #define __device__
 #define __host__
+#define __shared__ static  // one block runs at a time
+#define TANGRAM_SHARED(name) char* const name = emulation::shared
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 
@@ -23,20 +25,28 @@ struct __attribute__((aligned(8))) uint2 {
 struct __attribute__((aligned(16))) uint4 {
   uint32_t x, y, z, w;
 };
+struct __attribute__((aligned(8))) float2 {
+  float x, y;
+};
+struct __attribute__((aligned(16))) float4 {
+  float x, y, z, w;
+};
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-using std::max;
-using std::min;
+inline int max(int a, int b) { return a > b ? a : b; }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline unsigned min(int a, unsigned b) { return static_cast<unsigned>(a) < b ? static_cast<unsigned>(a) : b; }
 
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulation {
 
 constexpr int kWarpSize = 32, kMostThreads = 1024;
-constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kStackBytes = 64 << 10, kSharedBytes = 1 << 18;
+alignas(128) inline char shared[kSharedBytes];  // what a launch gives a block
 
 enum Order { kForward, kBackward, kScattered };
 
@@ -55,13 +65,15 @@ struct Block {
   ucontext_t scheduler;
   std::vector<Thread> threads;
   Barrier all, warps[kMostThreads / kWarpSize];
-  uint32_t slots[kMostThreads];
+  uint32_t slots[kMostThreads][8];  // what a thread gives to others
   int count = 0, current = 0;
+  Order order = kForward;
   bool moved = false;  // whether any thread got on in this round
   void (*body)(const void*) = nullptr;
   const void* argument = nullptr;
 };
 inline Block block;
+inline void (*at_block_start)() = [] {};
 
 inline void yield() { swapcontext(&block.threads[block.current].context, &block.scheduler); }
 
@@ -80,16 +92,25 @@ inline void wait(Barrier& barrier, int count) {
 inline int lane() { return threadIdx.x % kWarpSize; }
 inline Barrier& warp_barrier() { return block.warps[threadIdx.x / kWarpSize]; }
 
-// What a lane of this thread's warp gives, bit by bit.
+// Gives something to the other lanes of this thread's warp, and has `take` look at what they give.
+template <typename T, typename Take>
+void among_lanes(const T& given, const Take& take) {
+  static_assert(sizeof(T) <= sizeof(block.slots[0]), "more room is needed");
+  const int first = threadIdx.x / kWarpSize * kWarpSize;
+  memcpy(block.slots[threadIdx.x], &given, sizeof(given));
+  wait(warp_barrier(), kWarpSize);
+  take([first](int of) {
+    T got;
+    memcpy(&got, block.slots[first + of], sizeof(got));
+    return got;
+  });
+  wait(warp_barrier(), kWarpSize);
+}
+
 template <typename T>
 T exchange(T value, int from) {
-  static_assert(sizeof(T) == sizeof(uint32_t), "four bytes");
-  const int first = threadIdx.x / kWarpSize * kWarpSize;
-  memcpy(&block.slots[threadIdx.x], &value, sizeof(value));
-  wait(warp_barrier(), kWarpSize);
   T got;
-  memcpy(&got, &block.slots[first + from], sizeof(got));
-  wait(warp_barrier(), kWarpSize);
+  among_lanes(value, [&](auto of) { got = of(from); });
   return got;
 }
 
@@ -104,6 +125,7 @@ inline void start() {
 inline bool run_block(Order order) {
   std::fill(std::begin(block.warps), std::end(block.warps), Barrier{});
   block.all = Barrier{};
+  at_block_start();
   for (Thread& thread : block.threads) {
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.data();
@@ -129,11 +151,12 @@ inline bool run_block(Order order) {
   return true;
 }
 
-// Runs a kernel on a grid, block after block; `shared` is filled with ones before each, which as floats are no
+// Runs a kernel on a grid, block after block; shared memory is filled with ones before each, which as floats are no
 // numbers. Returns 0, or 1 if threads waited in vain.
 template <typename Body>
-int launch(dim3 grid, int threads, Order order, char* shared, size_t shared_bytes, const Body& body) {
+int launch(dim3 grid, int threads, Order order, const Body& body) {
   block.count = threads;
+  block.order = order;
   block.threads.resize(threads);
   for (Thread& thread : block.threads) thread.stack.resize(kStackBytes);
   block.body = [](const void* argument) { (*static_cast<const Body*>(argument))(); };
@@ -143,7 +166,7 @@ int launch(dim3 grid, int threads, Order order, char* shared, size_t shared_byte
   for (unsigned y = 0; y < grid.y; ++y)
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = dim3(x, y, 0);
-      memset(shared, 0xFF, shared_bytes);
+      memset(shared, 0xFF, kSharedBytes);
       if (!run_block(order)) return 1;
     }
   return 0;
@@ -154,25 +177,43 @@ int launch(dim3 grid, int threads, Order order, char* shared, size_t shared_byte
 inline void __syncthreads() { emulation::wait(emulation::block.all, emulation::block.count); }
 inline void __syncwarp() { emulation::wait(emulation::warp_barrier(), emulation::kWarpSize); }
 inline int __syncthreads_or(int predicate) {
-  emulation::block.slots[threadIdx.x] = predicate != 0;
+  emulation::block.slots[threadIdx.x][0] = predicate != 0;
   __syncthreads();
   int any = 0;
-  for (int i = 0; i < emulation::block.count; ++i) any |= emulation::block.slots[i];
+  for (int i = 0; i < emulation::block.count; ++i) any |= emulation::block.slots[i][0];
   __syncthreads();
   return any;
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int from) {
+  return emulation::exchange(value, from % emulation::kWarpSize);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int bits) {
   return emulation::exchange(value, emulation::lane() ^ bits);
 }
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int steps) {
+  const int from = emulation::lane() - steps;
+  return emulation::exchange(value, from < 0 ? emulation::lane() : from);
+}
 inline unsigned __ballot_sync(unsigned, int predicate) {
-  emulation::block.slots[threadIdx.x] = predicate != 0;
-  __syncwarp();
   unsigned votes = 0;
-  const int first = threadIdx.x / emulation::kWarpSize * emulation::kWarpSize;
-  for (int i = 0; i < emulation::kWarpSize; ++i) votes |= emulation::block.slots[first + i] << i;
-  __syncwarp();
+  emulation::among_lanes(predicate != 0, [&](auto of) {
+    for (int i = 0; i < emulation::kWarpSize; ++i) votes |= static_cast<unsigned>(of(i)) << i;
+  });
   return votes;
+}
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == ~0u; }
+inline void __threadfence() {}
+inline int32_t atomicAdd(int32_t* to, int32_t value) {
+  const int32_t before = *to;
+  *to += value;
+  return before;
+}
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
 }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline uint32_t __float_as_uint(float x) {

@@ -3,30 +3,32 @@
 // not come, or -1 for sizes that are not built here.
 #include "emulator.h"
 
-namespace tangram {
-constexpr size_t kSharedBytes = 1 << 18;
-alignas(128) char shared[kSharedBytes];
-}  // namespace tangram
-
-// Shared memory of a kernel's own is static: one block runs at a time. What the launch gives it is `shared` above.
-#define __shared__ static
+#define TANGRAM_INSTRUCTIONS "instructions.h"
 #include "append.cuh"
-#include "wide.cuh"
-#undef __shared__
-#define __shared__
+#include "decode.cuh"
+#include "prefill.cuh"
 #include "seal.cuh"
+#include "wide.cuh"
 
 namespace {
 
 using namespace tangram;
-using emulation::launch;
+using emulation::kSharedBytes;
 using emulation::Order;
 constexpr int kNotEmulated = -1;
+constexpr int kBlocks = 7;  // that the device would hold at a time
 
 template <typename Kernel>
 int run(dim3 grid, int threads, Order order, const Kernel& kernel) {
-  return launch(grid, threads, order, shared, kSharedBytes, kernel);
+  return emulation::launch(grid, threads, order, kernel);
 }
+
+// As in binding.cu.
+struct AppendAttend {
+  Attend attend;
+  Fresh fresh;
+  int32_t dependent, unused;
+};
 
 template <typename T, int D>
 struct Kernels {
@@ -47,6 +49,21 @@ struct Kernels {
     return 0;
   }
 
+  static int64_t slot_floats() {
+    return std::max<int64_t>(Decode<T, D>::kSlotFloats, Prefill<T, D>::kSlotFloats);
+  }
+
+  static int decode(const Step& step, const AppendAttend& rest, Order order) {
+    return decode(step, rest.attend, rest.fresh, order);
+  }
+
+  static int attention(const Step& step, const Attend& attend, Order order) {
+    const int group = attend.group(step);
+    if (attend.singles && group <= kDecodeGroup)
+      if (int failed = decode(step, attend, Fresh{}, order)) return failed;
+    return attend.max_query == 1 && group <= kDecodeGroup ? 0 : prefill(step, attend, order);
+  }
+
   static int seal(const Step& step, const Seal& seal, Order order) {
     if (SealSizes<T, D>::shared_bytes(step) > kSharedBytes) return kNotEmulated;
     const dim3 grid(seal.count, step.kv_heads > 0 ? step.kv_heads : step.tiers * step.members);
@@ -65,6 +82,23 @@ struct Kernels {
   static int unpack(const Step& step, const Wide& wide, Order order) { return pack<true>(step, wide, order); }
 
  private:
+  static int decode(const Step& step, const Attend& attend, const Fresh& fresh, Order order) {
+    using Sizes = Decode<T, D>;
+    if (Sizes::shared_bytes(step) > kSharedBytes) return kNotEmulated;
+    return run(dim3(kBlocks), Sizes::kThreads, order, [&] { decode_kernel<T, D>(step, attend, fresh); });
+  }
+
+  static int prefill(const Step& step, const Attend& attend, Order order) {
+    using Sizes = Prefill<T, D>;
+    const int places = Sizes::places(step, attend.query_heads / step.kv_heads);
+    int failed = run(dim3(1), kPlanThreads, order, [&] { plan_kernel<T, D>(step, attend, places); });
+    if (!failed)
+      failed = run(dim3(kBlocks), Sizes::kThreads, order, [&] { prefill_kernel<T, D>(step, attend, places); });
+    const dim3 grid(kBlocks, D / 8 / Sizes::kColumns);
+    if (!failed) failed = run(grid, Sizes::kThreads, order, [&] { merge_kernel<T, D>(step, attend, places); });
+    return failed;
+  }
+
   template <bool kBack>
   static int pack(const Step& step, const Wide& wide, Order order) {
     const dim3 grid(ceil_div(wide.most_tokens, kPackedTokens), wide.segment_count);
@@ -100,16 +134,28 @@ int choose(int bfloat16, int head_size, const Call& call) {
     });                                                                                                       \
   }
 EMULATED(append, Fresh)
+EMULATED(attention, Attend)
+EMULATED(decode, AppendAttend)
 EMULATED(seal, Seal)
 EMULATED(stage, Wide)
 EMULATED(unpack, Wide)
+
+// What attention needs of workspace: numbers of float32, int32 and int32, and bytes.
+extern "C" void emulated_workspace(int bfloat16, int head_size, int64_t* sizes) {
+  int64_t floats = 0;
+  choose(bfloat16, head_size, [&](auto kernels) {
+    floats = kernels.slot_floats();
+    return 0;
+  });
+  sizes[0] = 2 * kBlocks * floats, sizes[1] = kBlocks, sizes[2] = 1 << 12, sizes[3] = sizes[2] * sizeof(Piece);
+}
 
 // What the emulator must see: 0 has no fault, 1 reads what other threads may yet write, 2 has a barrier that only half of
 // the threads come to. `numbers`: [64].
 extern "C" int emulated_planted(int* numbers, int fault, int order) {
   const auto kernel = [&] {
     const int own = threadIdx.x;
-    int* inside = reinterpret_cast<int*>(shared);
+    int* inside = reinterpret_cast<int*>(emulation::shared);
     inside[own] = own;
     if (fault == 0 || (fault == 2 && own < 32)) __syncthreads();
     numbers[own] = inside[63 - own];
