@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from app import bundled_model
 from tests import leftovers
@@ -25,6 +26,10 @@ __all__ = [
     "pytest_xdist_make_scheduler",
     "pytest_xdist_setupnodes",
 ]
+
+# Timings are not what hypotheses are about, and the machines that run the tests are shared.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 WATCHER = pytest.StashKey[tuple["subprocess.Popen[bytes]", str]]()
 

@@ -11,7 +11,8 @@ What it answers is told by words in the last user message (otherwise it repeats 
     /die            the process ends after three tokens (in a test's own process: the stream breaks)
     /fail           an error event after three tokens, as when the engine's core dies
     /refuse         400 with a message
-An alpha of 99 never becomes ready.
+An alpha of 99 never becomes ready. Replies wait before their token number `FakeEngine.up_to`, for tests that
+look at one that is being written.
 """
 
 # ruff: noqa: E402 - the path comes first, so that it runs as a script
@@ -125,6 +126,7 @@ class FakeEngine:
         self.aborted = 0
         self.takeovers = 0
         self.healthy = True
+        self.up_to = float("inf")
         self._ids = itertools.count()
         self.evictions = 0
         self.generated = 0
@@ -176,6 +178,8 @@ class FakeEngine:
                     yield _event({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
                     return
                 await asyncio.sleep(delay)
+                while done >= self.up_to:  # noqa: ASYNC110 - tests change it from their own thread
+                    await asyncio.sleep(0.01)
                 sent = "" if done == 1 else sent
                 total += 1
                 self.generated += 1

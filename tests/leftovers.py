@@ -18,6 +18,9 @@ import time
 from pathlib import Path
 
 GRACE_SECONDS = 5.0
+"""For those that are asked to end."""
+KILLED_SECONDS = 30.0
+"""A busy machine may take its time over those that are killed."""
 
 
 def alive(pid: int) -> bool:
@@ -52,7 +55,7 @@ def session_of(leader: int) -> list[int]:
 
 def kill_session(leader: int) -> None:
     """Kill a process that was started in a session of its own, and all that it started since."""
-    end = time.monotonic() + GRACE_SECONDS
+    end = time.monotonic() + KILLED_SECONDS
     while (left := session_of(leader)) and time.monotonic() < end:
         for pid in left:
             _signal(pid, signal.SIGKILL)

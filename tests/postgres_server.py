@@ -22,6 +22,7 @@ import pytest
 from db.postgres.connection import connect
 from db.postgres.migrator import migrate
 from db.postgres.url import PostgresUrl
+from tests.patience import PATIENCE
 
 PASSWORD = "p@ss:w/rd%41"
 """With what must be quoted in a URL."""
@@ -73,7 +74,7 @@ class PostgresServer:
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, user=self._user, cwd="/",
                 extra_groups=[] if self._user else None,
             )  # fmt: skip
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 4 * PATIENCE
         while True:
             try:
                 connect(self.url("postgres")).close()
@@ -91,7 +92,7 @@ class PostgresServer:
             os.kill(pid, signal.SIGKILL)
         self._process.wait()
         (self.data / "postmaster.pid").unlink()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while any(Path(f"/proc/{pid}/cmdline").exists() for pid in children) and time.monotonic() < deadline:
             time.sleep(0.01)
 

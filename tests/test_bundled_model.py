@@ -172,7 +172,7 @@ def test_two_processes_make_it_once(tmp_path: Path) -> None:
     workers = [context.Process(target=_prepare_and_report, args=(tmp_path, queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    reports = [queue.get(timeout=120) for _ in workers]
+    reports = [queue.get(timeout=200) for _ in workers]
     for worker in workers:
         worker.join(timeout=60)
     assert [worker.exitcode for worker in workers] == [0, 0]

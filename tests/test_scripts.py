@@ -233,7 +233,7 @@ def test_the_test_runner_passes_an_interrupt_on(tree: Tree) -> None:
         assert runner.stdout is not None
         assert runner.stdout.readline() == "running\n"
         os.killpg(runner.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
-        assert runner.communicate(timeout=60)[0] == "torn down\n"
+        assert runner.communicate(timeout=120)[0] == "torn down\n"
     finally:
         kill_session(runner.pid)
         runner.wait()

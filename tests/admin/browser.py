@@ -42,7 +42,7 @@ class AdminPage:
         self.page.locator("form button").click()
         self.page.wait_for_url(lambda url: not url.endswith(("/login", "/setup")))
         self.page.goto(f"{self.url}/admin")
-        expect(self.page.locator(_MAP)).to_have_attribute("data-drawn", re.compile(r"\d+"), timeout=60_000)
+        expect(self.page.locator(_MAP)).to_have_attribute("data-drawn", re.compile(r"\d+"), timeout=120_000)
         return self
 
     def __exit__(
@@ -87,13 +87,13 @@ class AdminPage:
         def picked() -> bool:
             box.click()
             try:
-                self.page.get_by_role("option", name=option).first.click(timeout=2000)
+                self.page.get_by_role("option", name=option).first.click(timeout=5000)
             except PlaywrightTimeoutError:
                 box.press("Escape")
                 return False
             return option in box.input_value()
 
-        eventually(picked, PATIENCE, f"{option} is chosen in {field}")
+        eventually(picked, 2 * PATIENCE, f"{option} is chosen in {field}")
 
     def apply(self) -> None:
         self.page.locator("#tune-apply").click()

@@ -15,6 +15,7 @@ from app.engine_settings import EngineSettings
 from app.errors import EngineStartFailed
 from tangram.errors import EngineRejected
 from tests.admin.support import Engine, Keeper, Supervisor
+from tests.patience import PATIENCE
 
 WANTED = TuneValues(0.25, 20, 1.5)
 
@@ -32,7 +33,7 @@ def tuning(supervisor: Supervisor, keeper: Keeper, changed: list[bool]) -> TuneS
 
 
 async def ended(tuning: TuneService) -> Any:
-    await tuning.changes.wait(5)
+    await tuning.changes.wait(PATIENCE)
     job = tuning.job
     assert job is not None
     assert job.outcome is not None, "the change should have ended"

@@ -77,7 +77,7 @@ class Product:
     owner: str
 
     def client(self, **options: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=30, trust_env=False, **options)
+        return httpx.AsyncClient(base_url=self.url, timeout=2 * PATIENCE, trust_env=False, **options)
 
     async def stranger(self) -> httpx.AsyncClient:
         """A client with the API key of another, ordinary user."""
@@ -143,7 +143,7 @@ async def running_product(
     app = create_app(settings, services=services, chat_ui=False)
     async with (
         serving(app) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http,
+        httpx.AsyncClient(base_url=url, timeout=2 * PATIENCE, trust_env=False) as http,
     ):
         if engine:
             await services.supervisor.wait_ready()

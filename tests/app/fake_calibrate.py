@@ -36,7 +36,7 @@ def main() -> int:
         new = number > before
         if new:
             if options.actions == "slow" and number == 2:
-                time.sleep(60)
+                time.sleep(600)
             with state.open("a") as file:
                 file.write("x")
         about = {"done": number, "total": options.samples, "kind": "prose", "new": new}

@@ -22,6 +22,7 @@ from app.middleware import MAX_BODY, MAX_FORM
 from app.settings import Settings
 from tests.app.conftest import NAME, PASSWORD, Product, serving
 from tests.fake_engine import FakeEngine
+from tests.patience import PATIENCE
 
 ADMIN = "/api/admin/"
 PUBLIC = {"/health/live", "/health/ready", "/login", "/setup", "/invite", "/reset", "/logout"}
@@ -251,7 +252,10 @@ async def test_api_keys(product: Product) -> None:
 async def test_first_run_setup(settings: Settings, fake_engine: FakeEngine) -> None:
     app = create_app(settings, chat_ui=False)
     accounts = app.state.services.accounts
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with (
+        serving(app) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
         page = {"Accept": "text/html"}
         assert (await http.get("/", headers=page)).headers["location"] == "/setup"
         assert (await http.get("/login", headers=page)).headers["location"] == "/setup"
@@ -284,7 +288,10 @@ async def test_the_setup_link_expires_and_is_not_guessed(
     app = create_app(settings, chat_ui=False)
     accounts = app.state.services.accounts
     form = {"name": "ann", "password": "long enough"}
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with (
+        serving(app) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
         monkeypatch.setattr(accounts, "_setup_until", 0.0)
         late = await http.post("/setup", data={**form, "key": accounts.setup_key})
         assert (late.status_code, "has expired" in late.text) == (403, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -94,10 +95,11 @@ async def test_send_as_events_then_as_json(product: Product) -> None:
 
 
 async def test_a_closed_connection_only_detaches(product: Product, fake_engine: FakeEngine) -> None:
+    fake_engine.up_to = 100
     conversation = await product.conversation()
     path = f"/api/conversations/{conversation}/messages"
     last = "0"
-    async with product.http.stream("POST", path, json={"content": "/tokens 150 /delay 0.01"}) as response:
+    async with product.http.stream("POST", path, json={"content": "/tokens 150"}) as response:
         async for event in read_events(response):
             if event.event == "message":
                 reply = event.data["reply"]["id"]
@@ -105,6 +107,7 @@ async def test_a_closed_connection_only_detaches(product: Product, fake_engine: 
                 last = str(event.id)
                 break
     assert (await product.http.get(path)).json()["running_reply_id"] == reply
+    fake_engine.up_to = math.inf
     headers = {"Last-Event-ID": last}
     async with product.http.stream("GET", f"/api/replies/{reply}/events", headers=headers) as response:
         rest = [event async for event in read_events(response)]
@@ -118,7 +121,7 @@ async def test_a_closed_connection_only_detaches(product: Product, fake_engine: 
 async def test_stop_regenerate_edit(product: Product, fake_engine: FakeEngine) -> None:
     conversation = await product.conversation()
     path = f"/api/conversations/{conversation}/messages"
-    async with product.http.stream("POST", path, json={"content": "/tokens 2000 /delay 0.01"}) as response:
+    async with product.http.stream("POST", path, json={"content": "/tokens 2000 /delay 0.05"}) as response:
         events = read_events(response)
         turn = (await anext(events)).data
         while (await anext(events)).event != "delta":
@@ -146,7 +149,8 @@ async def test_stop_regenerate_edit(product: Product, fake_engine: FakeEngine) -
 
 async def test_deleting_a_conversation_stops_its_reply(product: Product, fake_engine: FakeEngine) -> None:
     conversation = await product.conversation()
-    await product.services.generation.send(product.owner, conversation, "/tokens 2000")
+    await product.services.generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
+    await eventually(lambda: len(fake_engine.running) == 1)
     assert (await product.http.delete(f"/api/conversations/{conversation}")).status_code == 204
     assert product.services.generation.active == 0
     await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
@@ -231,7 +235,7 @@ async def test_quiet_streams_are_pinged_and_end_with_the_client() -> None:
             await receive()
             await send({"type": f"lifespan.{name}.complete"})
 
-    async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with serving(app) as url, httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http:
         async with http.stream("GET", url) as response, contextlib.aclosing(response.aiter_lines()) as lines:
             seen = [line async for line in _until(lines, ": ping", 2)]
             assert seen[0] == "data: first"

@@ -214,7 +214,7 @@ async def test_a_reply_that_filled_the_context_goes_on(product: Product) -> None
 async def test_a_running_reply_counts(product: Product, fake_engine: FakeEngine) -> None:
     conversation = await product.conversation()
     generation = product.services.generation
-    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.02")
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
     await product.wait_for_text(handle.reply.id)
     seen = [len(handle.user.token_ids)]
     async with asyncio.timeout(PATIENCE):
@@ -232,9 +232,11 @@ async def test_the_meter_grows_with_a_reply(product: Product, fake_engine: FakeE
     conversation = await product.conversation(system_prompt="Be kind.")
     for turn in range(6):  # until the oldest turns have left
         await product.reply(conversation, f"/say {turn} " + "word " * 30)
-    handle = await generation.send(owner, conversation, "/tokens 100 /delay 0.005")
+    fake_engine.up_to = 5
+    handle = await generation.send(owner, conversation, "/tokens 100")
     seen = []
     async for event in generation.subscribe(owner, handle.reply.id):
+        fake_engine.up_to += 5  # so that no event brings more, however slow this is
         if event.kind == "done":
             break
         if growing := generation.growing_context(owner, handle.reply.id):  # else it has just been saved

@@ -29,6 +29,7 @@ from db import backup as db_backup
 from db.check import check
 from db.errors import DatabaseInUse
 from tests.app.conftest import NAME
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = int(os.environ.get("TANGRAM_TEST_CRASHES", "4"))
@@ -72,8 +73,10 @@ async def app(nursery: subprocess.Popen[str]) -> AsyncIterator[tuple[httpx.Async
     pid = int(nursery.stdout.readline())
     headers = {"Authorization": f"Bearer {KEY}"}
     url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as http:
-        async with asyncio.timeout(60):
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, timeout=2 * PATIENCE, trust_env=False
+    ) as http:
+        async with asyncio.timeout(4 * PATIENCE):
             while True:
                 with contextlib.suppress(httpx.HTTPError):
                     if (await http.get("/health/ready")).status_code == 200:
@@ -144,7 +147,7 @@ async def lock_is_free(settings: Settings) -> None:
     """The killed process is gone: a write gets the lock."""
     database = Database(settings.database_path, settings.backups_dir)
     database.migrate()
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while True:
         try:
             await Store(database).set_setting("after the crash", time.time())
@@ -169,7 +172,7 @@ async def test_killed_at_random_moments(settings: Settings, nursery: subprocess.
             work.append(asyncio.create_task(back_up(settings)))
             if number % 2:  # on a busy machine a moment alone could be too short for any answer
                 answered.another.clear()
-                await asyncio.wait_for(answered.another.wait(), 30)
+                await asyncio.wait_for(answered.another.wait(), 2 * PATIENCE)
             await asyncio.sleep(dice.uniform(0.1, 1.5))
             os.kill(pid, signal.SIGKILL)
             clients, saving = work[:-1], work[-1]

@@ -25,13 +25,16 @@ from tests.app.conftest import eventually
 from tests.app.test_crashes import CLIENTS, KEY, Answered, prepare
 from tests.app.test_supervisor import FAKE, QUICK
 from tests.fake_engine import ThreadServer
+from tests.patience import PATIENCE
 
 ROUNDS = int(os.environ.get("TANGRAM_TEST_CRASHES", "3"))
 BROKEN = {"error", "interrupted"}
 
 
 async def engine_pid(services: Services) -> int:
-    async with httpx.AsyncClient(base_url=services.engine.base_url, trust_env=False) as http:
+    async with httpx.AsyncClient(
+        base_url=services.engine.base_url, trust_env=False, timeout=PATIENCE
+    ) as http:
         return int((await http.get("/fake/state")).json()["pid"])
 
 
@@ -84,21 +87,21 @@ async def test_the_engine_is_killed_at_random_moments(
     with ThreadServer(create_app(settings, services=services, chat_ui=False)) as server:
         headers = {"Authorization": f"Bearer {KEY}"}
         async with httpx.AsyncClient(
-            base_url=server.url, headers=headers, timeout=60, trust_env=False
+            base_url=server.url, headers=headers, timeout=2 * PATIENCE, trust_env=False
         ) as http:
-            await eventually(lambda: services.supervisor.status.ready, 60)
+            await eventually(lambda: services.supervisor.status.ready, 2 * PATIENCE)
             work = [
                 asyncio.create_task(talk(http, random.Random(dice.random()), answered))
                 for _ in range(CLIENTS)
             ]
             for number in range(ROUNDS):
                 answered.another.clear()
-                await asyncio.wait_for(answered.another.wait(), 60)
+                await asyncio.wait_for(answered.another.wait(), 2 * PATIENCE)
                 await asyncio.sleep(dice.uniform(0.0, 1.0))
                 pid = await engine_pid(services)
                 os.kill(pid, signal.SIGKILL)
-                await eventually(lambda: not services.supervisor.status.ready, 30)
-                await eventually(lambda: services.supervisor.status.ready, 60)
+                await eventually(lambda: not services.supervisor.status.ready, 2 * PATIENCE)
+                await eventually(lambda: services.supervisor.status.ready, 2 * PATIENCE)
                 assert await engine_pid(services) != pid
                 assert all(not task.done() for task in work), [task for task in work if task.done()]
                 assert await asyncio.to_thread(check, settings.database_path) == []
@@ -106,7 +109,7 @@ async def test_the_engine_is_killed_at_random_moments(
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-            await eventually(lambda: services.queue.running == 0 and services.queue.waiting == 0, 30)
+            await eventually(lambda: services.queue.running == 0 and services.queue.waiting == 0)
             await nothing_is_lost(http, answered)
     assert len(answered.replies) >= ROUNDS
     assert await asyncio.to_thread(check, settings.database_path) == []

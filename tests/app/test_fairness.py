@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from types import SimpleNamespace
 
@@ -246,18 +247,20 @@ async def test_a_heavy_user_does_not_keep_another_waiting(narrow: Settings, fake
         product.services.queue._waiting = 100
         generation = product.services.generation
         conversations = [await product.conversation() for _ in range(50)]
+        fake_engine.up_to = 1  # nobody's turn ends before everybody has come
         heavy = [
-            await generation.send(product.owner, conversation, "/tokens 400")
+            await generation.send(product.owner, conversation, "/tokens 400 /delay 0.005")
             for conversation in conversations
         ]
         await eventually(lambda: len(fake_engine.running) == 2)
         last = heavy[-1].reply.id
-        assert generation.position(product.owner, last) == product.services.queue.waiting > 30
+        assert generation.position(product.owner, last) == product.services.queue.waiting == 48
         other = await product.services.store.create_user("other", "hash")
         conversation = (await product.services.store.create_conversation(other.id)).id
         handle = await generation.send(other.id, conversation, "/say hello")
         assert generation.position(other.id, handle.reply.id) == 1
         before = len(fake_engine.requests)
+        fake_engine.up_to = math.inf
         async for event in generation.subscribe(other.id, handle.reply.id):
             if event.kind == "done":
                 assert event.text == "hello"
@@ -270,7 +273,8 @@ async def test_a_heavy_user_does_not_keep_another_waiting(narrow: Settings, fake
         assert (await product.services.store.get_message(product.owner, last)).status == "stopped"
         await generation.stop_owner(product.owner)
         await eventually(lambda: not fake_engine.running)
-        assert (product.services.queue.running, product.services.queue.waiting) == (0, 0)
+        queue = product.services.queue
+        await eventually(lambda: (queue.running, queue.waiting) == (0, 0))
 
 
 async def test_too_much_is_refused_and_nothing_is_stored(narrow: Settings) -> None:
@@ -278,7 +282,7 @@ async def test_too_much_is_refused_and_nothing_is_stored(narrow: Settings) -> No
         conversations = [await product.conversation() for _ in range(5)]
         generation = product.services.generation
         for conversation in conversations[:4]:
-            await generation.send(product.owner, conversation, "/tokens 2000")
+            await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
         path = f"/api/conversations/{conversations[4]}/messages"
         refused = await product.http.post(path, json={"content": "hello"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
@@ -299,4 +303,4 @@ async def test_too_much_is_refused_and_nothing_is_stored(narrow: Settings) -> No
             assert 'tangram_chat_refused_total{reason="rate_limited"} 3.0' in text
             await generation.stop_owner(product.owner)
             assert (await waiting).status_code == 200
-        assert product.services.queue.running == 0
+        await eventually(lambda: product.services.queue.running == 0)

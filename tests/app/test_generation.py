@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ async def test_message_is_stored_before_the_engine_is_asked(
     product: Product, fake_engine: FakeEngine
 ) -> None:
     conversation = await product.conversation()
-    handle = await product.services.generation.send(product.owner, conversation, "/prefill 0.3 hi")
+    fake_engine.up_to = 1
+    handle = await product.services.generation.send(product.owner, conversation, "/say hi")
     assert fake_engine.requests == []
     path = await product.services.store.path(product.owner, conversation)
     assert [(message.role, message.status) for message in path] == [
@@ -51,6 +53,7 @@ async def test_message_is_stored_before_the_engine_is_asked(
         ("assistant", "pending"),
     ]
     assert product.services.generation.running(product.owner, conversation) == handle.reply.id
+    fake_engine.up_to = math.inf
     await product.finish(handle.reply.id)
     assert product.services.generation.running(product.owner, conversation) is None
 
@@ -59,7 +62,7 @@ async def test_stop_aborts_in_the_engine_and_keeps_the_text(
     product: Product, fake_engine: FakeEngine
 ) -> None:
     conversation = await product.conversation()
-    handle = await product.services.generation.send(product.owner, conversation, "/tokens 2000 /delay 0.01")
+    handle = await product.services.generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
     text = await product.wait_for_text(handle.reply.id)
     await product.services.generation.stop(product.owner, handle.reply.id)
     stored = await product.services.store.get_message(product.owner, handle.reply.id)
@@ -108,7 +111,7 @@ async def test_a_reply_that_was_stored_without_anybody_knowing_can_be_stopped(
 
 async def test_stop_before_the_first_token(product: Product, fake_engine: FakeEngine) -> None:
     conversation = await product.conversation()
-    handle = await product.services.generation.send(product.owner, conversation, "/prefill 30 hi")
+    handle = await product.services.generation.send(product.owner, conversation, "/prefill 300 hi")
     await eventually(lambda: len(fake_engine.running) == 1)
     await product.services.generation.stop(product.owner, handle.reply.id)
     await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
@@ -116,7 +119,7 @@ async def test_stop_before_the_first_token(product: Product, fake_engine: FakeEn
     assert (stored.status, stored.content, stored.token_ids) == ("stopped", "", ())
     await product.reply(conversation, "/say second")
     sent = fake_engine.tokenizer.decode(fake_engine.requests[1]["prompt"], skip_special_tokens=False)
-    assert "/prefill 30 hi<|im_end|>\n<|im_start|>user\n/say second<|im_end|>" in sent
+    assert "/prefill 300 hi<|im_end|>\n<|im_start|>user\n/say second<|im_end|>" in sent
 
 
 async def test_watchers_come_and_go(product: Product) -> None:
@@ -158,7 +161,7 @@ async def test_watchers_come_and_go(product: Product) -> None:
 async def test_text_is_saved_while_the_reply_runs(product: Product) -> None:
     conversation = await product.conversation()
     product.services.generation._runner.flush_seconds = 0.05
-    handle = await product.services.generation.send(product.owner, conversation, "/tokens 2000 /delay 0.01")
+    handle = await product.services.generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
     async with asyncio.timeout(PATIENCE):
         while not (
             stored := await product.services.store.get_message(product.owner, handle.reply.id)
@@ -202,7 +205,7 @@ async def test_regenerate_and_edit_add_siblings(product: Product, fake_engine: F
 async def test_one_reply_at_a_time_in_a_conversation(product: Product) -> None:
     conversation, other = await product.conversation(), await product.conversation()
     generation = product.services.generation
-    handle = await generation.send(product.owner, conversation, "/tokens 2000")
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
     with pytest.raises(ConversationBusy):
         await generation.send(product.owner, conversation, "more")
     with pytest.raises(ConversationBusy):
@@ -279,7 +282,7 @@ async def test_closing_does_not_miss_a_turn_that_is_being_stored(
         return await add_turn(*arguments)
 
     monkeypatch.setattr(store, "add_turn", slow)
-    sending = asyncio.create_task(generation.send(product.owner, conversation, "/tokens 2000"))
+    sending = asyncio.create_task(generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05"))
     await storing.wait()
     closing = asyncio.create_task(generation.close())
     go_on.set()
@@ -293,7 +296,7 @@ async def test_closing_does_not_miss_a_turn_that_is_being_stored(
 async def test_strangers_see_nothing(product: Product) -> None:
     conversation = await product.conversation()
     generation = product.services.generation
-    handle = await generation.send(product.owner, conversation, "/tokens 2000")
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
     other = (await product.services.accounts.create_user("bob", "password of bob")).id
     with pytest.raises(NotFound):
         await generation.stop(other, handle.reply.id)
@@ -309,11 +312,11 @@ async def test_strangers_see_nothing(product: Product) -> None:
 async def test_end_of_the_app_interrupts_and_keeps(settings: Settings, fake_engine: FakeEngine) -> None:
     async with running_product(settings) as product:
         conversation = await product.conversation()
-        handle = await product.services.generation.send(
-            product.owner, conversation, "/tokens 150 /delay 0.02"
-        )
+        fake_engine.up_to = 100
+        handle = await product.services.generation.send(product.owner, conversation, "/tokens 150")
         text = await product.wait_for_text(handle.reply.id)
     await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
+    fake_engine.up_to = math.inf
     settings = settings.model_copy(update={"resume_replies": False})
     async with running_product(settings) as product:
         stored = await product.services.store.get_message(product.owner, handle.reply.id)
@@ -326,16 +329,19 @@ async def test_end_of_the_app_interrupts_and_keeps(settings: Settings, fake_engi
 
 
 async def test_drain_waits_for_replies_then_interrupts(product: Product) -> None:
-    generation = product.services.generation
-    short, endless = await product.conversation(), await product.conversation()
-    generation._drain_seconds, generation._resume_replies = 1.0, False
-    one = await generation.send(product.owner, short, "/tokens 10")
-    two = await generation.send(product.owner, endless, "/tokens 2000 /delay 0.05")
-    await generation.drain()
-    assert generation.active == 0
-    get = product.services.store.get_message
-    assert (await get(product.owner, one.reply.id)).status == "complete"
-    assert (await get(product.owner, two.reply.id)).status == "interrupted"
+    generation, get = product.services.generation, product.services.store.get_message
+    generation._resume_replies = False
+    for seconds in (1.0, 4.0, 16.0):  # a busy machine may want more for ten tokens
+        short, endless = await product.conversation(), await product.conversation()
+        generation._drain_seconds = seconds
+        one = await generation.send(product.owner, short, "/tokens 10")
+        two = await generation.send(product.owner, endless, "/tokens 2000 /delay 0.05")
+        await generation.drain()
+        assert generation.active == 0
+        assert (await get(product.owner, two.reply.id)).status == "interrupted"
+        if (waited_for := (await get(product.owner, one.reply.id)).status) == "complete":
+            break
+    assert waited_for == "complete"
 
 
 class FullDisk:
@@ -392,7 +398,7 @@ async def test_asking_again_saves_the_reply_at_once(
     generation, store = product.services.generation, product.services.store
     generation._runner.retry_seconds = 3600.0
     disk = FullDisk(store, monkeypatch)
-    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.01")
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
     text = await product.wait_for_text(handle.reply.id)
     with pytest.raises(ReplyUnsaved):
         await generation.stop(product.owner, handle.reply.id)
@@ -429,7 +435,7 @@ async def test_reply_that_can_never_be_saved_frees_the_conversation(
 ) -> None:
     conversation = await product.conversation()
     generation, store = product.services.generation, product.services.store
-    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.01")
+    handle = await generation.send(product.owner, conversation, "/tokens 2000 /delay 0.05")
     await product.wait_for_text(handle.reply.id)
     await store.recover_interrupted()  # gives it a final status behind the service's back
     await generation.stop(product.owner, handle.reply.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,15 @@ async def test_a_reply_of_limited_length_goes_on(product: Product, fake_engine: 
     assert follow_up.stats["cached_tokens"] == len(handle.user.token_ids) + 40
 
 
-async def test_a_stopped_reply_goes_on_over_http(product: Product) -> None:
+async def test_a_stopped_reply_goes_on_over_http(product: Product, fake_engine: FakeEngine) -> None:
     conversation = await product.conversation()
-    handle = await product.services.generation.send(product.owner, conversation, "/tokens 50 /delay 0.01")
+    fake_engine.up_to = 20
+    handle = await product.services.generation.send(product.owner, conversation, "/tokens 50")
     await product.wait_for_text(handle.reply.id)
     path = f"/api/replies/{handle.reply.id}"
     stopped = (await product.http.post(f"{path}/stop")).json()
     assert stopped["status"] == "stopped"
+    fake_engine.up_to = math.inf
     async with product.http.stream("POST", f"{path}/continue", json={}) as response:
         lines = [line async for line in response.aiter_lines()]
     assert [line[7:] for line in lines if line.startswith("event: ")][:3] == ["message", "snapshot", "queued"]
@@ -81,7 +84,7 @@ async def test_only_the_last_reply_goes_on(product: Product) -> None:
 
 async def test_a_failed_reply_without_text_goes_on(product: Product, fake_engine: FakeEngine) -> None:
     conversation = await product.conversation()
-    handle = await product.services.generation.send(product.owner, conversation, "/prefill 30 /say late")
+    handle = await product.services.generation.send(product.owner, conversation, "/prefill 300 /say late")
     await eventually(lambda: len(fake_engine.running) == 1)
     await product.services.generation.stop(product.owner, handle.reply.id)
     await eventually(lambda: not fake_engine.running)
@@ -98,6 +101,7 @@ async def test_a_failed_reply_without_text_goes_on(product: Product, fake_engine
 
 async def interrupted(settings: Settings, fake_engine: FakeEngine, content: str) -> tuple[str, str, str]:
     """(conversation, reply, its text) that the end of the app interrupted."""
+    fake_engine.up_to = 20
     async with running_product(settings) as product:
         conversation = await product.conversation()
         handle = await product.services.generation.send(product.owner, conversation, content)
@@ -106,13 +110,14 @@ async def interrupted(settings: Settings, fake_engine: FakeEngine, content: str)
         stored = await product.services.store.get_message(product.owner, handle.reply.id)
         assert stored.status == "interrupted"
     await eventually(lambda: not fake_engine.running and fake_engine.aborted == 1)
+    fake_engine.up_to = math.inf
     return conversation, handle.reply.id, stored.content
 
 
 async def test_an_interrupted_reply_goes_on_after_a_restart(
     settings: Settings, fake_engine: FakeEngine
 ) -> None:
-    conversation, reply, text = await interrupted(settings, fake_engine, "/tokens 60 /delay 0.01")
+    conversation, reply, text = await interrupted(settings, fake_engine, "/tokens 60")
     fake_engine.healthy = False
     async with running_product(settings, engine=False) as product:
         services = product.services
@@ -137,7 +142,7 @@ async def test_an_interrupted_reply_goes_on_after_a_restart(
 
 
 async def test_what_waits_for_the_engine_can_be_stopped(settings: Settings, fake_engine: FakeEngine) -> None:
-    conversation, reply, text = await interrupted(settings, fake_engine, "/tokens 60 /delay 0.01")
+    conversation, reply, text = await interrupted(settings, fake_engine, "/tokens 60")
     fake_engine.healthy = False
     async with running_product(settings, engine=False) as product:
         await product.services.generation.stop(product.owner, reply)
@@ -149,7 +154,7 @@ async def test_what_waits_for_the_engine_can_be_stopped(settings: Settings, fake
 async def test_an_engine_that_is_given_up_leaves_it_interrupted(
     settings: Settings, fake_engine: FakeEngine
 ) -> None:
-    _, reply, text = await interrupted(settings, fake_engine, "/tokens 60 /delay 0.01")
+    _, reply, text = await interrupted(settings, fake_engine, "/tokens 60")
     fake_engine.healthy = False
     async with running_product(settings, engine=False) as product:
         product.services.supervisor._set(EngineState.FAILED, detail="no")
@@ -158,7 +163,7 @@ async def test_an_engine_that_is_given_up_leaves_it_interrupted(
 
 
 async def test_who_goes_on_and_how_often(settings: Settings, fake_engine: FakeEngine) -> None:
-    conversation, reply, _ = await interrupted(settings, fake_engine, "/tokens 60 /delay 0.01")
+    conversation, reply, _ = await interrupted(settings, fake_engine, "/tokens 60")
     async with running_product(settings.model_copy(update={"resume_replies": False})) as product:
         store, generation = product.services.store, product.services.generation
         assert await generation.resume_interrupted() == 0
@@ -181,14 +186,15 @@ async def test_who_goes_on_and_how_often(settings: Settings, fake_engine: FakeEn
         await product.finish(another.reply.id)
 
 
-async def test_a_wanted_restart_of_the_engine_is_survived(product: Product) -> None:
+async def test_a_wanted_restart_of_the_engine_is_survived(product: Product, fake_engine: FakeEngine) -> None:
     generation = product.services.generation
-    generation._drain_seconds = 0.1
+    generation._drain_seconds, fake_engine.up_to = 0.1, 20
     conversation = await product.conversation()
-    handle = await generation.send(product.owner, conversation, "/tokens 60 /delay 0.02")
+    handle = await generation.send(product.owner, conversation, "/tokens 60")
     await product.wait_for_text(handle.reply.id)
     await generation.drain()
     assert generation.running(product.owner, conversation) == handle.reply.id
+    fake_engine.up_to = math.inf
     whole = await product.finish(handle.reply.id)
     assert (whole.status, whole.content, whole.stats["resumed"]) == ("complete", lorem(product, 60), 1)
 

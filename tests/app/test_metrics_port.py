@@ -22,6 +22,7 @@ from app.metrics_listener import metrics_port
 from app.remote_engine import RemoteEngine
 from app.settings import Settings
 from tangram.errors import EngineUnavailable
+from tests.patience import PATIENCE
 from tests.tree import ROOT
 
 DOCKER = ROOT / "docker"
@@ -49,7 +50,7 @@ def services(tmp_path: Path, port: int) -> Any:
 async def test_prometheus_gets_both_pages_and_nothing_else(tmp_path: Path) -> None:
     made = services(tmp_path, free_port())
     url = f"http://127.0.0.1:{made.settings.metrics_port}"
-    async with metrics_port(made), httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with metrics_port(made), httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as http:
         own = await http.get("/metrics")
         assert 'tangram_chat_pool_pages{kind="total"} 7.0' in own.text
         assert own.headers["content-type"].startswith("text/plain")
@@ -69,7 +70,7 @@ async def test_an_engine_that_is_not_ready_leaves_the_app_s_page(tmp_path: Path)
     made = services(tmp_path, free_port())
     made.engine = Starting()
     url = f"http://127.0.0.1:{made.settings.metrics_port}"
-    async with metrics_port(made), httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with metrics_port(made), httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as http:
         assert (await http.get("/metrics")).status_code == 200
         assert (await http.get("/engine")).status_code == 503
 

@@ -135,7 +135,7 @@ async def test_neither_key_nor_session(product: Product) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("prompt", ["/tokens 2000 /delay 0.01", "/prefill 30"])
+@pytest.mark.parametrize("prompt", ["/tokens 2000 /delay 0.05", "/prefill 300"])
 async def test_a_client_that_leaves_aborts_the_request(
     product: Product, fake_engine: FakeEngine, stream: bool, prompt: str
 ) -> None:
@@ -315,7 +315,7 @@ async def test_a_stored_turn_that_an_administrator_stopped_says_so(product: Prod
     conversation = await product.conversation()
     active = product.services.active
     body = {"model": "fake-model", "conversation_id": conversation, "stream": stream}
-    body["messages"] = [{"role": "user", "content": "/tokens 3000 /delay 0.02"}]
+    body["messages"] = [{"role": "user", "content": "/tokens 3000 /delay 0.05"}]
     asking = asyncio.create_task(product.http.post(URL, json=body))
     await eventually(lambda: bool(active.running() and active.running()[0].tokens()))
     active.stop(active.running()[0].name)

@@ -84,7 +84,7 @@ async def test_what_runs_and_waits_for_a_disabled_user_ends(product: Product) ->
     http = await invited(product)
     account = (await http.get("/api/account")).json()["id"]
     product.services.queue.set_quota(account, QuotaView(running=3))
-    long = "/tokens 3000 /delay 0.02"
+    long = "/tokens 3000 /delay 0.05"
     chat = {"model": "fake-model", "stream": True, "messages": [{"role": "user", "content": long}]}
     text = {"model": "fake-model", "stream": True, "max_tokens": 3000}
     text["prompt"] = f"<|im_start|>user\n{long}<|im_end|>\n"
@@ -128,7 +128,7 @@ async def test_a_disabled_user_is_out_everywhere(product: Product) -> None:
     reset = await product.services.people.reset_password(None, account["id"])
     await product.sign_in(http, "bob")
     async with product.client(headers={"Authorization": f"Bearer {key}"}) as program:
-        sent = {"content": "/tokens 3000"}
+        sent = {"content": "/tokens 3000 /delay 0.05"}
         handle = await product.services.generation.send(account["id"], conversation, **sent)
         await eventually(lambda: product.services.generation.active == 1)
         answer = await product.http.patch(f"/api/admin/users/{account['id']}", json={"disabled": True})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from db.errors import StorageUnavailable
 from db.postgres.migrator import migrate
 from tests.app.conftest import eventually, running_product
 from tests.app.test_process import ready, signed_in, start
+from tests.fake_engine import FakeEngine
 from tests.patience import PATIENCE
 from tests.postgres_server import PASSWORD, TEMPLATE, PostgresServer, serve
 
@@ -76,7 +78,7 @@ async def test_a_whole_life(
         assert [name for name, (_, has) in running.items() if url in has] == [str(first.process.pid)]
 
         async with start(tmp_path / "other", bundled_model_dir, TANGRAM_DATABASE_URL=url) as second:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(4 * PATIENCE):
                 assert await second.process.wait() == 18
         assert any("another process writes to this database" in line for line in second.lines), second.lines
         said += "\n".join(second.lines)
@@ -114,7 +116,7 @@ async def test_a_server_that_is_away_is_said_before_anything_starts(
 ) -> None:
     url = "postgresql://ann:hunter2-hunter2@127.0.0.1:1/chat"
     async with start(tmp_path / "home", bundled_model_dir, TANGRAM_DATABASE_URL=url) as running:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(4 * PATIENCE):
             assert await running.process.wait() == 18
     text = "\n".join(running.lines)
     assert "cannot be reached (Connection refused)" in text
@@ -142,21 +144,27 @@ def test_a_wrong_url_is_a_wrong_setting(
     assert "hunter2" not in said
 
 
-async def test_replies_outlive_the_server(settings: Settings, mortal: PostgresServer) -> None:
+async def test_replies_outlive_the_server(
+    settings: Settings, mortal: PostgresServer, fake_engine: FakeEngine
+) -> None:
     settings = settings.model_copy(update={"database_url": mortal.text(mortal.emptied().database)})
     async with running_product(settings) as product:
         conversation = await product.conversation()
         generation = product.services.generation
-        before = await generation.send(product.owner, conversation, "/tokens 60 /delay 0.05")
+        fake_engine.up_to = 10
+        before = await generation.send(product.owner, conversation, "/tokens 60")
         await product.wait_for_text(before.reply.id)
         other = await product.conversation()
-        shorter = await generation.send(product.owner, other, "/tokens 20 /delay 0.05")
+        shorter = await generation.send(product.owner, other, "/tokens 20")
         await product.wait_for_text(shorter.reply.id)
         await asyncio.to_thread(mortal.kill)
-        await asyncio.sleep(2)  # the shorter one ends while there is no server
+        fake_engine.up_to = 40  # the shorter one ends while there is no server
+        await eventually(lambda: len(fake_engine.running) == 1)
+        await asyncio.sleep(1)
         assert (await product.http.get("/health/ready")).status_code == 503
         assert (await product.http.get("/api/conversations")).status_code == 503
         await asyncio.to_thread(mortal.start)
+        fake_engine.up_to = math.inf
         await eventually(lambda: generation.running(product.owner, conversation) is None)
         for handle, asked in ((before, "/tokens 60"), (shorter, "/tokens 20")):
             async with asyncio.timeout(PATIENCE):

@@ -94,12 +94,12 @@ async def _pump(process: asyncio.subprocess.Process, lines: list[str]) -> None:
 
 
 async def ready(running: Running) -> None:
-    await eventually(lambda: any("engine: ready" in line for line in running.lines), 90)
+    await eventually(lambda: any("engine: ready" in line for line in running.lines), 4 * PATIENCE)
 
 
 @contextlib.asynccontextmanager
 async def signed_in(running: Running) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=running.url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=running.url, timeout=2 * PATIENCE, trust_env=False) as http:
         form = {"name": "ann", "password": PASSWORD, "key": SETUP_KEY}
         if (await http.post("/setup", data=form)).status_code != 303:
             assert (await http.post("/login", data=form)).status_code == 303
@@ -162,7 +162,7 @@ async def test_killed_in_mid_reply_then_stopped_in_mid_reply(tmp_path: Path, bun
                 second.process.send_signal(signal.SIGTERM)
                 watched = [line async for line in response.aiter_lines() if line.startswith("data: ")]
             assert '"status": "interrupted"' in watched[-1]
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(2 * PATIENCE):
                 assert await second.process.wait() == 0
             assert not any(map(alive, engine))
             assert not any("Traceback" in line for line in second.lines), second.lines
@@ -190,7 +190,7 @@ async def test_ctrl_c_in_a_terminal(tmp_path: Path, bundled_model_dir: Path) -> 
         await ready(running)
         assert running.process.stdin is not None
         running.process.stdin.write(b"\x03")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(2 * PATIENCE):
             assert await running.process.wait() == 0
     at = running.lines.index("^C")
     assert running.lines[at + 1].startswith("stopping: ")

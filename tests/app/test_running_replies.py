@@ -26,7 +26,7 @@ async def test_a_reply_is_followed_in_a_few_places_only(
 ) -> None:
     monkeypatch.setattr(running_replies, "MOST_FOLLOWERS", 3)
     generation, conversation = product.services.generation, await product.conversation()
-    handle = await generation.send(product.owner, conversation, "/tokens 3000 /delay 0.01")
+    handle = await generation.send(product.owner, conversation, "/tokens 3000 /delay 0.05")
     path = f"/api/replies/{handle.reply.id}/events"
     seen = [asyncio.Event() for _ in range(3)]
     followers = [asyncio.create_task(first_event(product.http, handle.reply.id, each)) for each in seen]

@@ -30,6 +30,7 @@ from app.factory import build_services, create_app
 from app.settings import Settings
 from tests.app.conftest import _hash
 from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer
+from tests.patience import PATIENCE
 
 EXAMPLES = int(os.environ.get("TANGRAM_TEST_EXAMPLES", "5"))
 CHECKS = [
@@ -79,6 +80,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, bundled_model_dir: Path) ->
                 f"{server.url}/api/conversations/{conversation}/messages",
                 json={"content": "/tokens 9", "max_tokens": 5, "stream": False},
                 headers={"Authorization": f"Bearer {key}"},
+                timeout=PATIENCE,
             ).json()
             names = {
                 "conversation_id": conversation,
@@ -115,7 +117,7 @@ def test_every_answer_fits_the_description(target: Target, mode: GenerationMode)
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and real:
                 case.body["model"] = "fake-model"
             answer = case.call(
-                base_url=target.url, headers={"Authorization": f"Bearer {target.key}"}, timeout=20
+                base_url=target.url, headers={"Authorization": f"Bearer {target.key}"}, timeout=2 * PATIENCE
             )
             seen.setdefault(case.operation.label, set()).add(answer.status_code)
             case.validate_response(answer, checks=CHECKS)

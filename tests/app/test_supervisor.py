@@ -58,7 +58,7 @@ def make(tmp_path: Path, bundled_model_dir: Path) -> Callable[..., Any]:
 
 
 async def state(engine: ManagedEngine) -> dict[str, Any]:
-    async with httpx.AsyncClient(base_url=engine.client.base_url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=engine.client.base_url, trust_env=False, timeout=PATIENCE) as http:
         found: dict[str, Any] = (await http.get("/fake/state")).json()
         return found
 
@@ -90,7 +90,9 @@ async def test_comes_up_and_goes_down(make: Any) -> None:
         guardian = status.pid
         assert pid != guardian
         assert os.getpgid(pid) not in (os.getpgid(0), os.getpgid(guardian or 0))
-        async with httpx.AsyncClient(base_url=engine.client.base_url, trust_env=False) as nobody:
+        async with httpx.AsyncClient(
+            base_url=engine.client.base_url, trust_env=False, timeout=PATIENCE
+        ) as nobody:
             assert (await nobody.get("/v1/models")).status_code == 401  # only we have the key
     assert engine.status.state is EngineState.STOPPED
     assert not alive(pid)
@@ -128,7 +130,9 @@ async def test_engine_that_hangs_is_restarted(make: Any) -> None:
     async with make() as engine:
         await engine.wait_ready()
         first = (await state(engine))["pid"]
-        async with httpx.AsyncClient(base_url=engine.client.base_url, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=engine.client.base_url, trust_env=False, timeout=PATIENCE
+        ) as http:
             await http.post("/fake/health", json={"healthy": False})
         await until(engine, EngineState.RESTARTING)
         assert "health checks" in engine.status.detail
@@ -143,7 +147,9 @@ async def test_who_suspects_the_engine_has_it_looked_at_at_once(make: Any) -> No
         engine.check_now()  # it is well: nothing happens
         await asyncio.sleep(0.1)
         assert engine.status.ready
-        async with httpx.AsyncClient(base_url=engine.client.base_url, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=engine.client.base_url, trust_env=False, timeout=PATIENCE
+        ) as http:
             await http.post("/fake/health", json={"healthy": False})
         async with asyncio.timeout(PATIENCE):  # half as long as until the engine is looked at unasked
             while engine.status.ready:
@@ -283,9 +289,14 @@ async def test_restart_between_two_refused_settings_ends_in_failed(make: Any) ->
 
 
 async def test_restart_that_is_never_ready_goes_back(make: Any) -> None:
-    async with make(settings={"start_timeout": 5}) as engine:
+    def told(line: str) -> None:
+        if "not ready after" in line:
+            vars(engine.settings)["start_timeout"] = 2 * PATIENCE
+
+    async with make(progress=told) as engine:
         await engine.wait_ready()
-        with pytest.raises(EngineStartFailed, match="not ready after 5 seconds") as caught:
+        vars(engine.settings)["start_timeout"] = 2  # for this start only: one that works may take longer
+        with pytest.raises(EngineStartFailed, match="not ready after 2 seconds") as caught:
             await engine.restart({"alpha": 99})  # the imitation takes forever with that
         assert caught.value.rolled_back
         assert engine.status.overrides == {}

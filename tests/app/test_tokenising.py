@@ -14,6 +14,7 @@ from app.tokenising import Tokenising
 from app.tokenizer import ModelText, load_model_text
 from db.views import QuotaView
 from tests.app.conftest import Product, eventually
+from tests.patience import PATIENCE, fastest
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +26,20 @@ def text(bundled_model_dir: Path) -> ModelText:
 async def test_tokenising_lets_the_event_loop_run(text: ModelText, how: str) -> None:
     encode = getattr(text, how)
     assert encode("lorem")
-    began = last = time.monotonic()
-    gap = 0.0
-    work = asyncio.create_task(asyncio.to_thread(encode, "lorem ipsum dolor 12 " * 40_000))
-    while not work.done():
-        await asyncio.sleep(0.005)
-        now = time.monotonic()
-        gap, last = max(gap, now - last), now
-    assert len(work.result()) > 160_000
-    assert gap < 0.6 * (last - began), "the loop stood still while the text was tokenised"
+
+    async def longest_gap() -> float:
+        """The longest time between two turns of the loop, as a share of the time that it all took."""
+        began = last = time.monotonic()
+        gap = 0.0
+        work = asyncio.create_task(asyncio.to_thread(encode, "lorem ipsum dolor 12 " * 40_000))
+        while not work.done():
+            await asyncio.sleep(0.005)
+            now = time.monotonic()
+            gap, last = max(gap, now - last), now
+        assert len(work.result()) > 160_000
+        return gap / (last - began)
+
+    assert await fastest(longest_gap, 0.6) < 0.6, "the loop stood still while the text was tokenised"
 
 
 def test_ids_are_those_of_a_single_encoding(text: ModelText) -> None:
@@ -59,7 +65,7 @@ async def test_one_thread_of_each_user_and_few_in_all() -> None:
 
     def work(user: str) -> str:
         begun.append(user)
-        release.wait(5)
+        release.wait(PATIENCE)
         return user
 
     tasks = [

@@ -26,6 +26,7 @@ from benchmarks.accuracy.run import Model, Options, Runner, slots_of
 from tangram.errors import ProfileError
 from tangram.profile import Profile
 from tests.leftovers import kill_session
+from tests.patience import PATIENCE
 from tests.tangram.calibrated import made_profile
 from tests.tiny_models import random_llama
 from tests.tree import ROOT
@@ -336,12 +337,12 @@ def test_a_run_that_is_stopped_ends_its_children(tiny: tuple[Path, Path], tmp_pa
         command_line, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 5 * PATIENCE
             while not workers() and time.monotonic() < end:
                 time.sleep(0.1)
             assert len(workers()) == 1
             process.terminate()
-            assert "goes on here" in process.communicate(timeout=60)[1]
+            assert "goes on here" in process.communicate(timeout=4 * PATIENCE)[1]
         except BaseException:
             kill_session(process.pid)  # which `with` would wait for
             raise

@@ -214,7 +214,7 @@ def test_concurrent_starts(tmp_path: Path, start_python: StartPython) -> None:
         assert starter.stdin is not None
         starter.stdin.write("go\n")
         starter.stdin.flush()
-    outcomes = [starter.communicate(timeout=60) for starter in starters]
+    outcomes = [starter.communicate(timeout=120) for starter in starters]
     assert outcomes == [("done\n", "")] * 4
     database = Database(path)
     database.migrate()

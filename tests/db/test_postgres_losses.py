@@ -18,6 +18,7 @@ from db.errors import DatabaseInUse, OutcomeUnknown, StorageUnavailable
 from db.postgres.connection import connect
 from db.postgres.migrator import migrate
 from tests.db.helpers import twin
+from tests.patience import PATIENCE
 from tests.postgres_server import TEMPLATE, PostgresServer, serve
 
 PUT = text("INSERT INTO settings (key, value, updated_at) VALUES (:key, '1', 0)")
@@ -76,6 +77,7 @@ async def test_a_commit_that_was_cut_off_is_looked_for(
 ) -> None:
     await database.write(put("before"))
     CutOff(mortal, monkeypatch, done=done)
+    monkeypatch.setattr("db.postgres.dialect.ASK_SECONDS", 2 * PATIENCE)
     writing = asyncio.create_task(database.write(put("cut off")))
     following = asyncio.create_task(database.write(put("following")))
     await asyncio.sleep(0.5)
@@ -138,7 +140,7 @@ async def test_a_read_whose_connection_breaks_is_done_again(
         tries += 1
         pid = session.scalar(text("SELECT pg_backend_pid()"))
         if tries == 1:
-            mortal.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
+            mortal.execute(f"SELECT pg_terminate_backend({pid}, 30000)")
         return keys(session)
 
     assert await database.read(work) == ["there"]
@@ -155,7 +157,7 @@ async def test_a_write_whose_connection_breaks_is_undone_and_not_repeated(
         tries += 1
         session.execute(PUT, {"key": "lost"})
         pid = session.scalar(text("SELECT pg_backend_pid()"))
-        mortal.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
+        mortal.execute(f"SELECT pg_terminate_backend({pid}, 30000)")
         session.execute(PUT, {"key": "lost too"})
 
     with pytest.raises(StorageUnavailable, match="the database refused the write"):
@@ -190,7 +192,7 @@ async def test_the_lock_is_lost_with_its_connection_and_another_may_take_it(
     other.migrate()
     with pytest.raises(DatabaseInUse, match="another process writes to this database"):
         await other.write(put("second"))
-    mortal.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
+    mortal.execute(f"SELECT pg_terminate_backend({pid}, 30000)")
     assert await other.write(put("second")) == "second"
     with pytest.raises(DatabaseInUse):
         await database.write(put("third"))
@@ -222,11 +224,20 @@ async def test_killed_again_and_again_while_it_is_written_to(
                 await asyncio.sleep(0.02)
 
     writing = asyncio.create_task(write())
+
+    async def at_work(more: int) -> None:
+        """Until so many more are stored."""
+        enough = len(stored) + more
+        async with asyncio.timeout(PATIENCE):
+            while len(stored) < enough:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.01)
+
     for _ in range(3):
+        await at_work(15)
         await asyncio.sleep(dice.uniform(0.1, 0.4))
         await asyncio.to_thread(mortal.kill)
         await asyncio.to_thread(mortal.start)
-    await asyncio.sleep(0.2)
+    await at_work(15)
     ending.set()
     await writing
     found = set(await database.read(keys))

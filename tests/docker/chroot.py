@@ -219,7 +219,7 @@ class Container:
     def first(self) -> int:
         """The process that is the first one inside. Raises TimeoutError where there is none."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        for _ in range(100):
+        for _ in range(300):
             if self.process.poll() is not None:
                 break
             if found := children.read_text().split():

@@ -11,6 +11,7 @@ import pytest
 
 from tests.docker.chroot import Builder, Container, Image
 from tests.leftovers import alive
+from tests.patience import PATIENCE
 from tests.tree import ROOT
 
 DOCKERFILE = """\
@@ -114,7 +115,7 @@ def test_nothing_is_left_of_one_that_is_not_stopped(image: Image, tmp_path: Path
     with Container(image, tmp_path, HOST) as container:
         assert container.healthy()
         first = container.first
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while alive(first) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(first)

@@ -80,7 +80,7 @@ def test_a_shell_gives_the_settings_to_a_command(tmp_path: Path) -> None:
     file = tmp_path / "settings"
     file.write_text("# a comment\nMODEL=a/b\nTANGRAM_DATABASE_URL='postgresql://h/x?a=1&b=2'\n")
     words = SETTINGS.replace("/etc/tangram-chat.env", str(file)) + "env"
-    said = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=20, check=True).stdout
+    said = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60, check=True).stdout
     assert "TANGRAM_DATABASE_URL=postgresql://h/x?a=1&b=2\n" in said
     assert "TANGRAM_HOME=/var/lib/tangram-chat\n" in said
 

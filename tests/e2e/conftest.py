@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.ui.support import ROOT, ChatPage, Product, chromium, engine_url, fake_state, product, real_running
 
@@ -44,7 +44,21 @@ def browser() -> Iterator[Browser]:
 def story() -> str:
     """A message whose reply takes long."""
     words = "Write a very long story about a lighthouse keeper and the sea, with many chapters."
-    return f"{words} /tokens 3000 /delay 0.03" if FAKE else words
+    return f"{words} /tokens 3000 /delay 0.05" if FAKE else words
+
+
+def tell(chat: ChatPage, story: str) -> None:
+    """Ask for the story in a conversation whose replies may be longer than others': none ends while a busy
+    machine still looks at it."""
+    origin = {"origin": chat.url}
+    made = chat.page.request.post(
+        f"{chat.url}/api/conversations", data={"settings": {"max_tokens": 4000}}, headers=origin
+    )
+    assert made.status == 201, made.text()
+    chat.page.goto(f"{chat.url}/?c={made.json()['id']}")
+    chat.usable()
+    expect(chat.page.locator(".tc-row.tc-active")).to_have_count(1)
+    chat.send(story)
 
 
 @pytest.fixture(scope="session")

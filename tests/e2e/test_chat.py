@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.e2e.conftest import tell
 from tests.patience import PATIENCE
 from tests.ui.support import DESKTOP, NAME, PHONE, ChatPage, Product, eventually, fetch
 
@@ -44,8 +45,8 @@ def test_two_turns_reload_and_the_history_is_there(chat: ChatPage) -> None:
 
 
 def test_stop_frees_the_engine(chat: ChatPage, served: Product, story: str) -> None:
-    chat.send(story)
-    expect(chat.replies.last).to_have_text(re.compile(r"\w+"), timeout=60_000)
+    tell(chat, story)
+    expect(chat.replies.last).to_have_text(re.compile(r"\w+"), timeout=120_000)
     eventually(lambda: served.running(served) == 1, PATIENCE, "the engine works on the reply")
     chat.stop()
     eventually(lambda: served.running(served) == 0, PATIENCE, "the engine is free")
@@ -56,8 +57,8 @@ def test_stop_frees_the_engine(chat: ChatPage, served: Product, story: str) -> N
 
 
 def test_a_reply_goes_on_after_a_reload(chat: ChatPage, served: Product, story: str) -> None:
-    chat.send(story)
-    expect(chat.replies.last).to_have_text(re.compile(r"\w+"), timeout=60_000)
+    tell(chat, story)
+    expect(chat.replies.last).to_have_text(re.compile(r"\w+"), timeout=120_000)
     chat.page.reload()
     chat.usable()
     expect(chat.stop_button).to_be_visible()

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, expect
 from admin import figures
 from tangram.profile import load_profile_file
 from tests.admin.browser import AdminPage
-from tests.e2e.conftest import FAKE
+from tests.e2e.conftest import FAKE, tell
 from tests.ui.support import NAME, ChatPage, Product, fetch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -30,7 +30,7 @@ def grown_to(admin: AdminPage, least: float) -> float:
         "least => document.querySelector('#memory-map-figure').data[0].z.flat()"
         ".reduce((sum, value) => sum + value, 0) >= least",
         arg=least,
-        timeout=60_000,
+        timeout=120_000,
     )
     return total(admin)
 
@@ -42,8 +42,8 @@ def test_the_map_changes_while_a_chat_runs(
         map_of_model = admin.values()
         assert (len(map_of_model), len(map_of_model[0])) == (3, 30), "SmolLM2 has 30 layers of 3 KV heads"
         before = total(admin)
-        chat.send(story)
-        expect(admin.page.locator(".tag.good")).to_have_count(1, timeout=60_000)
+        tell(chat, story)
+        expect(admin.page.locator(".tag.good")).to_have_count(1, timeout=120_000)
         running = admin.page.locator("#sequences tbody tr", has=admin.page.locator(".tag.good"))
         expect(running).to_contain_text(NAME), "the engine's row is known to be this user's"
         started = grown_to(admin, before + 1)
@@ -111,7 +111,7 @@ def test_calibrating_and_what_becomes_of_a_broken_profile(browser: Browser, serv
             re.compile(r"against smollm2-135m-instruct\.json: [1-9]"), timeout=120_000
         )
         page.locator("#evaluation-cancel").click()
-        expect(tried).to_contain_text("was cancelled")
+        expect(tried).to_contain_text("was cancelled", timeout=60_000)
         (made,) = (served.home / "profiles").glob("*-*.json")
         own = page.locator("#profile-table li").filter(has_not_text="shipped")
         expect(own).to_have_count(1)
@@ -124,7 +124,7 @@ def test_calibrating_and_what_becomes_of_a_broken_profile(browser: Browser, serv
             "before => document.querySelector('#memory-map-figure').data[0].z.flat()"
             ".some((value, place) => Math.abs(value - before[place]) > 1e-6)",
             arg=[value for row in before for value in row],
-            timeout=30_000,
+            timeout=60_000,
         )
         # One that names other weights looks sound from outside; the engine refuses it.
         profile = load_profile_file(made)

@@ -23,6 +23,7 @@ from tangram.errors import EngineRejected
 from tangram.predict import predict
 from tangram.profile import ModelShape, Profile
 from tests.engine.serving import LASTING, serving
+from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -204,7 +205,7 @@ async def test_a_running_request_is_seen_and_not_evicted(served: Served) -> None
 
 
 async def test_the_key_guards_the_routes(served: Served) -> None:
-    async with httpx.AsyncClient(base_url=served.url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=served.url, trust_env=False, timeout=PATIENCE) as http:
         for path in ("status", "profile", "memory"):
             assert (await http.get(f"/tangram/{path}")).status_code == 401
         assert (await http.post("/tangram/evict", json={"all": True})).status_code == 401

@@ -113,7 +113,7 @@ def test_without_a_compiler_the_error_says_what_to_do(cache: Path) -> None:
     ):
         build.library()
     process = python("-m", "kernels", "prebuild")
-    _, error = process.communicate(timeout=100)
+    _, error = process.communicate(timeout=200)
     assert process.returncode == 1
     assert error.startswith("error: no C++ compiler found")
 
@@ -200,7 +200,7 @@ print("tangram-cpu" in maps)
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads the process's memory map")
 def test_the_kernels_run_on_torchs_threads() -> None:
     process = python("-c", SHARES_THREADS, TANGRAM_KERNELS="native")
-    output, error = process.communicate(timeout=100)
+    output, error = process.communicate(timeout=200)
     assert process.returncode == 0, error
     added, runtimes, loaded = output.splitlines()
     assert loaded == "True"
@@ -214,7 +214,7 @@ def test_another_package_s_copy_of_the_runtime_is_not_taken_for_torch_s() -> Non
         "import sentencepiece, torch; from kernels.cpu import openmp;"
         "print(openmp.runtime().link_flags[-1], len(openmp.loaded()))"
     )
-    output, error = python("-c", code).communicate(timeout=60)
+    output, error = python("-c", code).communicate(timeout=200)
     assert output.split() == [str(openmp.bundled()[0]), "2"], error
 
 

@@ -45,7 +45,7 @@ def test_the_verdict(said: str, status: str, blind: str, verdict: str, tmp_path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=200,
     )
     assert verdict in done.stdout, done.stdout + done.stderr
     assert done.returncode == (verdict != "nothing found")

@@ -13,6 +13,7 @@ import pytest
 from tangram.errors import ConfigError, EngineUnavailable
 from tangram.stall import EXIT_STALLED, StallClock, allowed_seconds, progress, watch
 from tangram.telemetry import CacheSnapshot, Sequence
+from tests.patience import PATIENCE
 from tests.tree import ROOT
 
 
@@ -67,8 +68,8 @@ def test_the_watch_ends_the_process_once() -> None:
     ended = threading.Event()
     thread = watch([lambda: snapshot(1)], 0.2, ended.set)
     assert thread is not None
-    assert ended.wait(5)
-    thread.join(5)
+    assert ended.wait(PATIENCE)
+    thread.join(PATIENCE)
     assert watch([lambda: snapshot(1)], 0.0, ended.clear) is None
 
 
@@ -76,30 +77,32 @@ def test_one_engine_that_gets_nowhere_is_enough() -> None:
     ended, tokens = threading.Event(), itertools.count()
     thread = watch([lambda: snapshot(next(tokens)), lambda: snapshot(1)], 0.2, ended.set)
     assert thread is not None
-    assert ended.wait(5)
-    thread.join(5)
+    assert ended.wait(PATIENCE)
+    thread.join(PATIENCE)
 
 
 def test_engines_that_get_on_are_left_alone() -> None:
     ended, tokens, enough = threading.Event(), itertools.count(), threading.Event()
+    ended_before: list[bool] = []
 
     def look() -> CacheSnapshot:
         if (seen := next(tokens)) > 40:  # for four times as long as it may stand still
+            ended_before.append(ended.is_set())
             enough.set()
             return snapshot(40)
         return snapshot(seen)
 
     thread = watch([look, lambda: snapshot(running=0)], 0.1, ended.set)
     assert thread is not None
-    assert enough.wait(20)
-    assert not ended.is_set()
-    assert ended.wait(5)
-    thread.join(5)
+    assert enough.wait(PATIENCE)
+    assert not ended_before[0]
+    assert ended.wait(PATIENCE)
+    thread.join(PATIENCE)
 
 
 def test_the_end_is_a_status_of_its_own() -> None:
     code = "from tangram.stall import end_process; import time; end_process(); time.sleep(60)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=4 * PATIENCE)
     assert done.returncode == EXIT_STALLED
 
 

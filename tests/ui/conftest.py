@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Browser
 
 from tests.fake_engine import FakeConfig, FakeEngine, ThreadServer
+from tests.patience import PATIENCE
 from tests.ui.support import NAME, PASSWORD, SETUP_KEY, ChatPage, Product, chromium, fake_state, product
 
 
@@ -38,7 +41,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def account(served: Product) -> Iterator[httpx.Client]:
     """The account of all tests here, outside the browser."""
-    with httpx.Client(base_url=served.url, headers={"Origin": served.url}, trust_env=False) as http:
+    options: dict[str, Any] = {"base_url": served.url, "headers": {"Origin": served.url}}
+    options |= {"trust_env": False, "timeout": 2 * PATIENCE}
+    with httpx.Client(**options) as http:
         form = {"name": NAME, "password": PASSWORD, "key": SETUP_KEY}
         assert http.post("/setup", data=form).status_code == 303
         yield http
@@ -51,10 +56,11 @@ def empty(account: httpx.Client) -> None:
 
 
 @pytest.fixture
-def chat(browser: Browser, served: Product, account: httpx.Client) -> Iterator[ChatPage]:
+def chat(browser: Browser, served: Product, account: httpx.Client, fake: FakeEngine) -> Iterator[ChatPage]:
     empty(account)
     page = ChatPage(browser, served.url).enter()
     yield page
+    fake.up_to = math.inf
     problems, dialogs = page.problems, page.dialogs
     page.close()
     assert not problems, "the page raised errors"

@@ -119,7 +119,7 @@ class Product:
             return
         self.process.send_signal(sign)
         try:
-            self.process.wait(30)
+            self.process.wait(2 * PATIENCE)
         finally:
             kill_session(self.process.pid)
             self.process.wait()
@@ -174,7 +174,7 @@ def chromium() -> Iterator[Browser]:
     names = ("chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("TANGRAM_TEST_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS, timeout=4 * PATIENCE * 1000)
         try:
             yield browser
         finally:
@@ -311,15 +311,25 @@ class ChatPage:
     def menu(self, title: str, act: str) -> None:
         """Click an entry of a conversation's menu, `act`, in the list."""
         row = self.rows.filter(has_text=title).first
-        for attempt in range(10):  # the list may be drawn anew in between, the row elsewhere
+
+        def opened() -> bool:  # the list may be drawn anew in between, the row elsewhere
             row.hover()
             try:
                 row.locator('[data-act="ask_menu"]').click(timeout=2000)
-                break
             except PlaywrightTimeoutError:
-                if attempt == 9:
-                    raise
+                return False
+            return True
+
+        eventually(opened, 2 * PATIENCE, f"the menu of {title} is open")
         self.page.locator(f'#tc-menu [data-act="{act}"]').click()
+
+    def keep_toasts(self) -> None:
+        """Until they are used: a busy machine may want longer than they last."""
+        self.page.evaluate("""() => {
+            const sheet = new CSSStyleSheet();
+            sheet.replaceSync(".tc-toast { animation: none !important }");
+            document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+        }""")
 
     def rename(self, title: str, new: str) -> None:
         self.menu(title, "ask_rename")

@@ -67,6 +67,8 @@ def test_files_in_and_out(chat: ChatPage, tmp_path: Path) -> None:
         ("☀️", "北京"),
         ("ÜBER", "Über"),
     ):
+        search.fill("no such words")  # or what one search finds would be taken for what the next one does
+        expect(chat.page.locator(".tc-none")).to_be_visible()
         search.fill(words)
         expect(chat.rows).to_have_count(1)
         expect(chat.rows.first).to_contain_text(title)
@@ -85,6 +87,7 @@ def test_files_in_and_out(chat: ChatPage, tmp_path: Path) -> None:
 def test_archive_and_back(chat: ChatPage) -> None:
     chat.say("/say A pelican to put away")
     title = "A pelican to put away"
+    chat.keep_toasts()
     chat.menu(title, "archive_chat")
     archive = chat.page.locator(".tc-archive")
     expect(archive).to_have_attribute("open", "")  # it holds the one that is open
@@ -101,8 +104,10 @@ def test_archive_and_back(chat: ChatPage) -> None:
     expect(chat.page.locator(".tc-archive .tc-row", has_text=title)).to_have_count(0)
     expect(chat.rows.filter(has_text=title)).to_have_count(1)
     chat.menu(title, "archive_chat")
+    expect(chat.page.locator(".tc-archive .tc-row", has_text=title)).to_have_count(1)
     chat.page.locator(".tc-toast button").click()
     expect(chat.page.locator(".tc-archive .tc-row", has_text=title)).to_have_count(0)
+    expect(chat.rows.filter(has_text=title)).to_have_count(1)
 
 
 def test_no_file_brings_a_script_with_it(chat: ChatPage, tmp_path: Path) -> None:
@@ -119,8 +124,10 @@ def test_no_file_brings_a_script_with_it(chat: ChatPage, tmp_path: Path) -> None
     choose(chat, file)
     expect(chat.page.locator("#tc-data-dialog .tc-done")).to_contain_text(f"{len(CORPUS) + 1} conversations")
     chat.page.locator("#tc-data-dialog").get_by_text("Close").click()
-    for title in ("Corpus", CORPUS[1], CORPUS[13]):
+    for title, messages in (("Corpus", len(CORPUS)), (CORPUS[1], 1), (CORPUS[13], 1)):
         chat.open(title[:40])
+        expect(chat.page.locator(".tc-top h1")).to_contain_text(title[:40])
+        expect(chat.messages).to_have_count(messages)
         expect(chat.messages.first).to_contain_text("alert(1)")
         chat.page.wait_for_timeout(300)
         bad = chat.page.locator(

@@ -29,7 +29,7 @@ class Bench:
     """A small page. Its function 0 waits for ``go``, 1 answers at once and 2 does outside the queue."""
 
     def __init__(self) -> None:
-        self.go = asyncio.Event()
+        self.began, self.go = asyncio.Event(), asyncio.Event()
         self.app = FastAPI()
         failures.install(self.app)
         with gr.Blocks(analytics_enabled=False) as self.blocks:
@@ -45,6 +45,7 @@ class Bench:
         self.queue: Any = self.blocks._queue
 
     async def _wait(self, text: str) -> str:
+        self.began.set()
         await self.go.wait()
         return text
 
@@ -154,7 +155,7 @@ async def test_a_queue_that_failed_is_started_again(
 
     async with bench.client("ann") as http:
         await http.post(JOIN, json=event("running"))
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(bench.began.wait(), PATIENCE)
         monkeypatch.setattr(bench.queue, "get_events", fails)
         with caplog.at_level(logging.ERROR):
             assert '"process_completed"' in await answered(http, "next")

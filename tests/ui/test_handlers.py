@@ -21,6 +21,7 @@ from db.database import Database
 from db.errors import StorageUnavailable
 from db.store import Store
 from db.transfer import NewConversation, NewTurn
+from tests.patience import PATIENCE
 from tests.ui.support import Product
 
 
@@ -238,7 +239,8 @@ async def test_nobody_signed_in_gets_nothing(page: ChatHandlers) -> None:
     ],
 )
 def test_gradios_own_routes_ask_who_it_is(served: Product, method: str, path: str) -> None:
-    answer = httpx.request(method, served.url + path, headers={"accept": "application/json"}, json={})
+    accept = {"accept": "application/json"}
+    answer = httpx.request(method, served.url + path, headers=accept, json={}, timeout=PATIENCE)
     assert answer.status_code in (401, 403, 404, 422), answer.text
     assert "root:" not in answer.text
 

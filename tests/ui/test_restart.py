@@ -25,7 +25,7 @@ def own(fake: FakeEngine, bundled_model_dir: Path) -> Iterator[Product]:
 def test_killed_in_the_middle_of_a_reply(browser: Browser, own: Product) -> None:
     chat = ChatPage(browser, own.url).enter()
     chat.say("/say Before the crash.")
-    chat.send("/tokens 3000 /delay 0.02")
+    chat.send("/tokens 3000 /delay 0.05")
     expect(chat.replies.last).to_have_text(re.compile(r"(\w+ ){30}"))
     chat.page.wait_for_timeout(1200)  # what is saved is at most about a second old
     own.kill(signal.SIGKILL)
@@ -34,7 +34,8 @@ def test_killed_in_the_middle_of_a_reply(browser: Browser, own: Product) -> None
     kept = len(chat.replies.last.inner_text().split())
     expect(chat.replies.last).to_have_text(re.compile(rf"(\w+ ){{{kept + 20}}}"))
     chat.stop()
-    chat.usable()
+    chat.settled()
+    expect(chat.footers.last).to_have_attribute("data-status", "stopped")
     assert len(chat.replies.last.inner_text().split()) >= 20
     assert "after the crash" in chat.say("/say " + "after the crash " * 20)
     assert chat.problems == []
@@ -47,7 +48,7 @@ def test_a_page_left_open_works_on_after_a_restart(browser: Browser, own: Produc
     address = chat.address()
     own.kill()
     chat.box.fill("/say Two.")
-    with chat.page.expect_navigation(timeout=60_000):
+    with chat.page.expect_navigation(timeout=150_000):
         own.start(120)
     chat.usable()
     expect(chat.box).to_have_value("/say Two.")

@@ -59,7 +59,8 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(page: ChatHandlers, store: Store) -> Watched:
+async def watched(page: ChatHandlers, store: Store, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(shown, "SENT_SECONDS", 2 * PATIENCE)
     generation: Any = page.services.generation
     reply = Reply()
     generation.subscribe = reply.subscribe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.fake_engine import FakeEngine
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, TRIES
 from tests.ui.support import ChatPage, Product, eventually
 
 pytestmark = pytest.mark.ui
@@ -94,13 +95,20 @@ def shown_id(chat: ChatPage) -> str:
     return str(chat.footers.last.get_by_label("Copy").get_attribute("data-id"))
 
 
-def test_a_lost_network_loses_nothing(chat: ChatPage) -> None:
-    chat.send("/tokens 120 /delay 0.05")
+def test_a_lost_network_loses_nothing(chat: ChatPage, fake: FakeEngine) -> None:
+    fake.up_to = 40
+    chat.send("/tokens 120")
     expect(chat.replies.last).to_have_text(WORDS)
-    chat.context.set_offline(True)
-    chat.page.wait_for_timeout(2500)
+    chat.page.evaluate("window.before = true")
+    with chat.page.expect_event("requestfailed"):  # it notices
+        chat.context.set_offline(True)
+        fake.up_to = 80
     early = len(chat.replies.last.inner_text())
     chat.context.set_offline(False)
+    # Gradio loads the page anew when the network is back. What is typed meanwhile is kept, and not sent.
+    chat.page.wait_for_function("() => !window.before")
+    chat.usable()
+    fake.up_to = math.inf
     eventually(lambda: len(chat.replies.last.inner_text()) > early, PATIENCE, "it goes on")
     chat.settled()
     expect(chat.footers.last).to_have_attribute("data-status", "complete")
@@ -114,7 +122,7 @@ def test_two_tabs_show_one_conversation(chat: ChatPage) -> None:
     other = ChatPage(chat.context.browser, chat.address(), state=chat.context.storage_state())  # type: ignore[arg-type]
     other.page.goto(other.url)
     other.usable()
-    chat.send("/tokens 400 /delay 0.05")
+    chat.send("/tokens 3000 /delay 0.05")
     expect(other.replies.last).to_have_text(WORDS)
     other.stop()
     for tab in (other, chat):
@@ -129,7 +137,7 @@ def test_two_tabs_show_one_conversation(chat: ChatPage) -> None:
 
 
 def test_escape_stops_and_the_reply_can_go_on(chat: ChatPage, served: Product) -> None:
-    chat.send("/tokens 3000 /delay 0.03")
+    chat.send("/tokens 3000 /delay 0.05")
     expect(chat.replies.last).to_have_text(WORDS)
     chat.page.keyboard.press("Escape")
     eventually(lambda: served.running(served) == 0, PATIENCE, "the engine is free")
@@ -208,6 +216,7 @@ def test_a_length_limit_and_settings_of_the_conversation(chat: ChatPage, fake: F
     page.locator("#tc-settings-dialog .tc-primary").click()
     expect(page.locator("#tc-settings-dialog")).to_be_hidden()
     page.get_by_role("button", name="Continue").click()
+    expect(chat.footers.last).not_to_contain_text("length limit")  # or it is what was there before
     expect(chat.footers.last).to_have_attribute("data-status", "complete")
     expect(chat.footers.last).not_to_contain_text("length limit")
 
@@ -216,11 +225,11 @@ def test_the_first_paint_comes_within_a_second(browser: Browser, chat: ChatPage)
     """In the best of some loads: whatever else the machine does may hold up one of them."""
     chat.say("/say Something to show.")
     times = []
-    while len(times) < 5 and min(times, default=1000) >= 1000:
+    while len(times) < TRIES and min(times, default=1000) >= 1000:
         chat.page.reload()
         chat.usable()
+        chat.page.wait_for_function("performance.getEntriesByType('paint').length === 2")
         paints = chat.page.evaluate("performance.getEntriesByType('paint').map((entry) => entry.startTime)")
-        assert len(paints) == 2
         times.append(max(paints))
     assert min(times) < 1000, times
     expect(chat.page.locator("#tc-skeleton")).to_have_count(0)
