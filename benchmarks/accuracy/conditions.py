@@ -21,6 +21,7 @@ RETRIEVAL = ("single", "multi_key", "multi_value")
 MAIN = (
     "multi_key",
     "single",
+    "many_keys",
     "multi_value",
     "near_keys",
     DIALOGUE,
@@ -30,7 +31,7 @@ MAIN = (
     LOSS,
 )
 """The cells of most conditions, the most telling ones first."""
-FEWER = ("multi_key", "single", "multi_value", "people", LOSS)
+FEWER = ("multi_key", "single", "many_keys", "multi_value", "people", LOSS)
 """Those of other scorers than the default."""
 FIRST, THEN = ("multi_key", "single"), ("multi_value", "people")
 """Those of what runs one sample at a time: in two jobs, so that the first ones do not wait for the others."""

@@ -6,7 +6,7 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -15,6 +15,14 @@ from benchmarks.accuracy.chat import Question
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "black", "grey", "brown", "purple", "orange")
 THINGS = ("locker", "gate", "cabinet", "garage", "cellar", "chest", "office", "workshop", "shed", "van")
+MANY = 32
+"""Facts of ``many_keys``. Names of its own, so that other tasks draw what they drew before."""
+KINDS = (*COLOURS, "wooden", "iron", "round", "narrow", "little", "northern", "lower", "glass", "marble")
+KINDS += ("silent", "heavy", "painted", "broken", "hidden", "private", "copper", "eastern", "hollow", "royal")
+KINDS += ("spare", "rusty", "granite")
+PLACES = (*THINGS, "storeroom", "pantry", "boathouse", "attic", "library", "stable", "kiosk", "bunker")
+PLACES += ("tower", "studio", "archive", "barn", "vault", "lodge", "depot", "cottage", "hangar", "kennel")
+PLACES += ("mill", "chapel", "pavilion", "terrace")
 FIRST = ("Marlen", "Tobias", "Ingrid", "Rashid", "Noemi", "Casper", "Leila", "Anton", "Yusuf", "Petra")
 LAST = (
     "Okafor",
@@ -67,9 +75,11 @@ def keys(rng: Random, colours: int, things: int) -> list[str]:
     return names
 
 
-def distinct_keys(rng: Random, count: int) -> list[str]:
+def distinct_keys(
+    rng: Random, count: int, kinds: Sequence[str] = COLOURS, things: Sequence[str] = THINGS
+) -> list[str]:
     """Names that have no word in common."""
-    drawn = rng.sample(COLOURS, count), rng.sample(THINGS, count)
+    drawn = rng.sample(kinds, count), rng.sample(things, count)
     return [f"{colour} {thing}" for colour, thing in zip(*drawn, strict=True)]
 
 
@@ -89,6 +99,11 @@ def single(rng: Random, length: int) -> Material:
 def multi_key(rng: Random, length: int) -> Material:
     """One of eight facts of the same form."""
     return _coded(rng, distinct_keys(rng, 8))
+
+
+def many_keys(rng: Random, length: int) -> Material:
+    """One of 32: a head that keeps the same share of every chunk as all others has no room for them."""
+    return _coded(rng, distinct_keys(rng, MANY, KINDS, PLACES))
 
 
 def near_keys(rng: Random, length: int) -> Material:
@@ -155,5 +170,5 @@ def common_words(rng: Random, length: int) -> Material:
 
 TASKS: dict[str, Callable[[Random, int], Material]] = {
     task.__name__: task
-    for task in (single, multi_key, near_keys, multi_value, tracking, people, common_words)
+    for task in (single, multi_key, many_keys, near_keys, multi_value, tracking, people, common_words)
 }

@@ -13,7 +13,7 @@ from benchmarks.accuracy.tasks import TASKS
 from benchmarks.accuracy.text import LOSS_KINDS, ROOT, real_text, words
 from tests.benchmarks.accuracy_fakes import Words
 
-FACTS = ("single", "multi_key", "near_keys", "multi_value", "tracking", "people")
+FACTS = ("single", "multi_key", "many_keys", "near_keys", "multi_value", "tracking", "people")
 CODE = r"code of the (\w+) (\w+) is (\d{4})\b"
 
 
@@ -64,7 +64,7 @@ def test_prompts_only_ever_grow() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("task", ["single", "multi_key", "near_keys", "multi_value"])
+@pytest.mark.parametrize("task", ["single", "multi_key", "many_keys", "near_keys", "multi_value"])
 def test_codes_follow_from_the_text_and_others_look_alike(task: str, seed: int) -> None:
     text, question, expected = asked(*made(task, seed)[:2])
     told: dict[tuple[str, str], list[str]] = {}
@@ -73,10 +73,11 @@ def test_codes_follow_from_the_text_and_others_look_alike(task: str, seed: int) 
     ((a, b),) = re.findall(r"codes? of the (\w+) (\w+)[?.]", question)
     assert sorted(told[a, b]) == sorted(expected)
     alike = [name for name in told if (name[0] == a) != (name[1] == b)]
-    assert len(alike) == {"single": 0, "multi_key": 0, "near_keys": 4, "multi_value": 2}[task]
+    assert len(alike) == {"near_keys": 4, "multi_value": 2}.get(task, 0)
     every = [value for values in told.values() for value in values]
     assert len({value[:2] for value in every}) == len(every)
-    assert len(told) == {"single": 3, "multi_key": 8, "near_keys": 8, "multi_value": 4}[task]
+    counts = {"single": 3, "multi_key": 8, "many_keys": 32, "near_keys": 8, "multi_value": 4}
+    assert len(told) == counts[task]
 
 
 @pytest.mark.parametrize("seed", range(4))
