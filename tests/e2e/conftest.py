@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -59,6 +60,16 @@ def tell(chat: ChatPage, story: str) -> None:
     chat.usable()
     expect(chat.page.locator(".tc-row.tc-active")).to_have_count(1)
     chat.send(story)
+
+
+def be_brief(chat: ChatPage) -> None:
+    """From now on the replies of the open conversation are short."""
+    own = parse_qs(urlsplit(chat.address()).query)["c"][0]
+    body = {"settings": {"max_tokens": 40}}
+    done = chat.page.request.patch(
+        f"{chat.url}/api/conversations/{own}", data=body, headers={"origin": chat.url}
+    )
+    assert done.status == 200, done.text()
 
 
 @pytest.fixture(scope="session")

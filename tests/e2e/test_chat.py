@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.e2e.conftest import tell
+from tests.e2e.conftest import be_brief, tell
 from tests.patience import PATIENCE
 from tests.ui.support import DESKTOP, NAME, PHONE, ChatPage, Product, eventually, fetch
 
@@ -53,6 +53,7 @@ def test_stop_frees_the_engine(chat: ChatPage, served: Product, story: str) -> N
     chat.settled()
     expect(chat.footers.last).to_contain_text("Stopped")
     assert chat.replies.last.inner_text().strip()
+    be_brief(chat)
     assert chat.say("Thank you, that is enough.", 300)
 
 
