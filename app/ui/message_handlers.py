@@ -137,7 +137,7 @@ class MessageHandlers:
         """Show a reply while it is written; a closed page only detaches."""
         reply_id, _, rest = live.partition(":")
         page = self.pages.of(session_of(request))
-        if reply_id and page.follows(live):
+        if reply_id and page.shows(live):
             with page.following(live):
                 owner, span = owner_of(request), spanned(rest.partition(":")[0])
                 async with aclosing(self._updates(owner, reply_id, span)) as updates:

@@ -43,18 +43,23 @@ class Shown:
             async with asyncio.timeout(SENT_SECONDS):
                 await self._quiet.wait()
 
+    def shows(self, live: str) -> bool:
+        """Whether the page is still to show the reply that ``live`` names. It may have been told so again
+        since: on a busy server the next tick comes before a page has begun to follow."""
+        return self._live is None or _reply(self._live) == _reply(live)
+
     def follows(self, live: str) -> bool:
-        """Whether the page is still to show the reply that ``live`` names."""
-        return self._live in (live, None)
+        """Whether that is so, and nothing else has begun to follow it since."""
+        return self.shows(live) and self._following == live
 
     @property
     def followed(self) -> bool:
         """Whether the page is being sent the updates of the reply that it was told to follow."""
-        return self._following is not None and self.follows(self._following)
+        return self._following is not None and self.shows(self._following)
 
     @contextmanager
     def following(self, live: str) -> Iterator[None]:
-        """While updates of the reply are sent."""
+        """While updates of the reply are sent. Who followed it before is relieved."""
         self._following = live
         try:
             yield
@@ -74,6 +79,11 @@ class Shown:
             self._painting -= 1
             if not self._painting:
                 self._quiet.set()
+
+
+def _reply(live: str) -> str:
+    """Without the number that makes every value new."""
+    return live.rpartition(":")[0]
 
 
 class Pages:

@@ -22,21 +22,24 @@ __all__ = ["page", "store"]  # fixtures
 
 
 class Reply:
-    """Events of a reply, given one by one."""
+    """Events of a reply, given one by one to whoever subscribes."""
 
     def __init__(self) -> None:
-        self.events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.events: list[Event] = []
 
     def write(self, text: str) -> None:
-        self.events.put_nowait(Event("snapshot", text, "streaming", len(text)))
+        self.events.append(Event("snapshot", text, "streaming", len(text)))
 
     def end(self, text: str) -> None:
-        self.events.put_nowait(Event("done", text, "stopped", len(text)))
-        self.events.put_nowait(None)
+        self.events.append(Event("done", text, "stopped", len(text)))
 
     async def subscribe(self, owner: str, reply_id: str) -> AsyncIterator[Event]:
-        while (event := await self.events.get()) is not None:
-            yield event
+        place = 0
+        while not place or self.events[place - 1].kind != "done":
+            while place == len(self.events):  # noqa: ASYNC110 - as often as tests write
+                await asyncio.sleep(0.01)
+            yield self.events[place]
+            place += 1
 
 
 class Watched:
@@ -79,7 +82,9 @@ async def reader_leaves(watched: Watched, how: str) -> Update:
         other = await watched.store.create_conversation(watched.owner)
         return await page.open_chat("", event(id=other.id), ask)
     if how == "version":
-        return await page.show_version(watched.conversation, event(id=watched.leaf, step=0), ask)
+        own, _ = await watched.store.path(watched.owner, watched.conversation)
+        await watched.store.add_turn(watched.owner, watched.conversation, None, "Hello again", [1], "m")
+        return await page.show_version(watched.conversation, event(id=own.id, step=1), ask)
     if how == "load":
         return await page.load("", ask)
     return await page.new_chat("", ask)
@@ -166,12 +171,19 @@ async def test_a_tick_leaves_a_followed_reply_alone_and_helps_one_that_is_not(wa
     assert watched.paints(await watched.tick())
 
 
-async def test_what_a_tick_shows_is_what_is_followed(watched: Watched) -> None:
+async def test_a_tick_that_comes_before_following_has_begun_does_not_prevent_it(watched: Watched) -> None:
     told = await watched.tick()
-    (nothing,) = [update async for update in watched.follow()]
-    assert not watched.paints(nothing)
+    updates = watched.follow()
     watched.reply.write("A story")
-    assert watched.paints(await anext(watched.follow(told[watched.page.parts.live])))
+    assert watched.paints(await anext(updates))
+    assert not watched.paints(await watched.tick())
+    # What the page asks for next takes its place.
+    later = watched.follow(told[watched.page.parts.live])
+    assert watched.paints(await anext(later))
+    watched.reply.write("A story of a lighthouse")
+    (nothing,) = [update async for update in updates]
+    assert not watched.paints(nothing)
+    assert watched.paints(await anext(later))
 
 
 async def test_a_page_that_is_gone_holds_up_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
