@@ -8,6 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.fake_engine import FakeEngine
 from tests.patience import PATIENCE
 from tests.ui.support import PHONE, ChatPage, controls, nameless
 
@@ -20,7 +21,7 @@ _NOTES = """button => {
 """Notes each text that a button gets."""
 
 
-def test_the_chat_page(chat: ChatPage) -> None:
+def test_the_chat_page(chat: ChatPage, fake: FakeEngine) -> None:
     page = chat.page
     assert nameless(page) == []
     buttons = {name for role, name, _ in controls(page) if role == "button"}
@@ -30,7 +31,8 @@ def test_the_chat_page(chat: ChatPage) -> None:
     chat.page.get_by_label("Regenerate").last.click()
     expect(chat.footers.last).to_contain_text("2/2")
     chat.settled()
-    chat.send("/tokens 3000 /delay 0.05")
+    fake.up_to = 40
+    chat.send("/tokens 3000")
     expect(chat.stop_button).to_be_visible()
     assert nameless(page) == []
     buttons = {name for role, name, _ in controls(page) if role == "button"}

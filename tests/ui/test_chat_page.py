@@ -84,8 +84,9 @@ def test_the_ring_moves_while_a_reply_is_written(chat: ChatPage, fake: FakeEngin
     assert tokens() >= max(seen)
 
 
-def test_stop_frees_the_engine(chat: ChatPage, served: Product) -> None:
-    chat.send("/tokens 5000 /delay 0.05")
+def test_stop_frees_the_engine(chat: ChatPage, served: Product, fake: FakeEngine) -> None:
+    fake.up_to = 40
+    chat.send("/tokens 5000")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     eventually(lambda: served.running(served) == 1, PATIENCE, "the engine works on the reply")
     chat.stop()
@@ -93,6 +94,7 @@ def test_stop_frees_the_engine(chat: ChatPage, served: Product) -> None:
     chat.settled()
     expect(chat.footers.last).to_contain_text("Stopped")
     assert "lorem" in chat.replies.last.inner_text()
+    fake.up_to = math.inf
     assert chat.say("/say Going on.") == "Going on."
 
 
@@ -118,16 +120,18 @@ def test_a_closed_tab_only_detaches(
     again.close()
 
 
-def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:
+def test_another_conversation_while_one_is_written(chat: ChatPage, fake: FakeEngine) -> None:
     chat.say("/say Quiet one.")
     chat.page.locator(".tc-new").click()
     expect(chat.footers).to_have_count(0)
-    chat.send("/tokens 3000 /delay 0.05")
+    fake.up_to = 40
+    chat.send("/tokens 3000 /delay 0.02")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     chat.open("Quiet one")
     expect(chat.replies).to_have_text(["Quiet one."])
     expect(chat.page.locator("#tc-composer .submit-button")).to_be_visible()
-    chat.page.wait_for_timeout(400)  # several updates of the other reply, none of which may show here
+    fake.up_to = 100
+    chat.page.wait_for_timeout(1500)  # several updates of the other reply, none of which may show here
     expect(chat.replies).to_have_text(["Quiet one."])
     chat.open("/tokens 3000")
     expect(chat.stop_button).to_be_visible()
@@ -139,8 +143,8 @@ def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:
 def test_a_conversation_is_deleted_while_its_reply_is_written(
     chat: ChatPage, served: Product, fake: FakeEngine
 ) -> None:
-    aborted = fake.aborted
-    chat.send("/tokens 3000 /delay 0.05")
+    aborted, fake.up_to = fake.aborted, 40
+    chat.send("/tokens 3000")
     expect(chat.replies.last).to_have_text(re.compile("lorem"))
     chat.delete("/tokens 3000")
     expect(chat.rows).to_have_count(0)
@@ -148,6 +152,7 @@ def test_a_conversation_is_deleted_while_its_reply_is_written(
     expect(chat.page.locator("#tc-composer .submit-button")).to_be_visible()
     eventually(lambda: served.running(served) == 0, PATIENCE, "the engine is free")
     assert fake.aborted == aborted + 1
+    fake.up_to = math.inf
     assert chat.say("/say Something else.") == "Something else."
 
 

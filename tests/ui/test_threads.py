@@ -100,13 +100,14 @@ def test_a_lost_network_loses_nothing(chat: ChatPage, fake: FakeEngine) -> None:
     chat.send("/tokens 120")
     expect(chat.replies.last).to_have_text(WORDS)
     chat.page.evaluate("window.before = true")
-    with chat.page.expect_event("requestfailed"):  # it notices
+    lost = {"predicate": lambda request: "queue/join" in request.url, "timeout": 4 * PATIENCE * 1000}
+    with chat.page.expect_event("requestfailed", **lost):  # it notices: with the next tick
         chat.context.set_offline(True)
         fake.up_to = 80
     early = len(chat.replies.last.inner_text())
     chat.context.set_offline(False)
     # Gradio loads the page anew when the network is back. What is typed meanwhile is kept, and not sent.
-    chat.page.wait_for_function("() => !window.before")
+    chat.page.wait_for_function("() => !window.before", timeout=4 * PATIENCE * 1000)
     chat.usable()
     fake.up_to = math.inf
     eventually(lambda: len(chat.replies.last.inner_text()) > early, PATIENCE, "it goes on")
@@ -117,12 +118,13 @@ def test_a_lost_network_loses_nothing(chat: ChatPage, fake: FakeEngine) -> None:
     assert chat.say("/say Still here.") == "Still here."
 
 
-def test_two_tabs_show_one_conversation(chat: ChatPage) -> None:
+def test_two_tabs_show_one_conversation(chat: ChatPage, fake: FakeEngine) -> None:
     chat.say("/say First.")
     other = ChatPage(chat.context.browser, chat.address(), state=chat.context.storage_state())  # type: ignore[arg-type]
     other.page.goto(other.url)
     other.usable()
-    chat.send("/tokens 3000 /delay 0.05")
+    fake.up_to = 40  # two pages that draw a reply all the time leave a busy machine no time for a click
+    chat.send("/tokens 3000")
     expect(other.replies.last).to_have_text(WORDS)
     other.stop()
     for tab in (other, chat):
@@ -136,8 +138,9 @@ def test_two_tabs_show_one_conversation(chat: ChatPage) -> None:
     other.close()
 
 
-def test_escape_stops_and_the_reply_can_go_on(chat: ChatPage, served: Product) -> None:
-    chat.send("/tokens 3000 /delay 0.05")
+def test_escape_stops_and_the_reply_can_go_on(chat: ChatPage, served: Product, fake: FakeEngine) -> None:
+    fake.up_to = 40
+    chat.send("/tokens 3000")
     expect(chat.replies.last).to_have_text(WORDS)
     chat.page.keyboard.press("Escape")
     eventually(lambda: served.running(served) == 0, PATIENCE, "the engine is free")
@@ -146,6 +149,7 @@ def test_escape_stops_and_the_reply_can_go_on(chat: ChatPage, served: Product) -
     kept = chat.replies.last.inner_text()
     chat.page.get_by_role("button", name="Continue").click()
     expect(chat.stop_button).to_be_visible()
+    fake.up_to = 80
     eventually(lambda: len(chat.replies.last.inner_text()) > len(kept) + 20, PATIENCE, "the reply grows")
     assert chat.replies.last.inner_text().startswith(kept.rstrip()[:-1])
     expect(chat.replies).to_have_count(1)
