@@ -137,20 +137,24 @@ class MessageHandlers:
         """Show a reply while it is written; a closed page only detaches."""
         reply_id, _, rest = live.partition(":")
         page = self.pages.of(session_of(request))
+        seen = -1
         if reply_id and page.shows(live):
             with page.following(live):
                 owner, span = owner_of(request), spanned(rest.partition(":")[0])
                 async with aclosing(self._updates(owner, reply_id, span)) as updates:
                     async for update in updates:
                         if not page.follows(live):
+                            seen = -1
                             break
                         if self.parts.live in update:
                             page.tell(update[self.parts.live])
                         with page.painting():
+                            seen = page.told
                             yield update
-        # Gradio sends the last update again when a generator ends, and nothing waits for that: let it be an
-        # empty one. A generator that yields nothing would empty every output.
-        yield {self.parts.notice: gr.skip()}
+        # Gradio sends the last update again when a generator ends, and nothing waits for that: once anything
+        # else is shown, let it be an empty one. A generator that yields nothing would empty every output.
+        if page.told != seen:
+            yield {self.parts.notice: gr.skip()}
 
     async def _updates(self, owner: str, reply_id: str, span: int) -> AsyncGenerator[Update, None]:
         store = self.services.store

@@ -21,6 +21,8 @@ class Shown:
     def __init__(self) -> None:
         self.changes = 0
         """Made greater by every change: what was read before one must not be shown after it."""
+        self.told = 0
+        """Made greater whenever the page is told what to follow, or to follow nothing."""
         self._live: str | None = None  # what the page was told to follow; None: nothing was said yet
         self._following: str | None = None
         self._painting = 0
@@ -34,6 +36,7 @@ class Shown:
     def tell(self, live: str) -> None:
         """Note what the page is told to follow: a value of its hidden component ``live``, or nothing."""
         self._live = live
+        self.told += 1
 
     async def change(self, live: str) -> None:
         """Note that the page will show something else, with this ``live``; return when what was painted
