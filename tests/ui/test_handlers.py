@@ -168,7 +168,7 @@ async def test_where_the_database_is_is_for_the_log(
 
     for name in ("create_conversation", "get_message", "list_conversations"):
         monkeypatch.setattr(store, name, away)
-    (followed, _) = [update async for update in page.follow("some-reply:50:1", asks(me))]
+    (followed,) = [update async for update in page.follow("some-reply:50:1", asks(me))]
     for update in (
         await page.send("Hello", "", "", "", asks(me)),
         await page.search("", "", asks(me)),
