@@ -142,9 +142,9 @@ def seal(
             states = pages.transpose(0, 1).reshape(len(members), chunk, -1)
             if layout.keep[tier] < chunk:
                 own = None if scores is None else scores[index, tier, : len(members)].clone()
-                query = asked
+                query = None
                 if asked is not None:
-                    query = asked[index, heads] if asked.dim() == 3 else asked[index, tier, : len(members)]
+                    query = asked[index, tier, : len(members)] if head_tier is None else asked[index, heads]
                 states = _kept(states, layout, tier, max(0, min(chunk, sink - first)), own, values, query)
             target = list(layout.kept_entries(number, tier))
             pages = states.reshape(len(members), len(target), page_tokens, -1).transpose(0, 1)

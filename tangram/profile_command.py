@@ -9,10 +9,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tangram.calibration.command import INTERRUPTED, PROGRESS, ended_gently, named_by_option, say, teller
-from tangram.calibration.settings import BUILTIN, CONVERSATIONS, DEVICES, DTYPES
+from tangram.calibration.command import (
+    INTERRUPTED,
+    add_computing,
+    ended_gently,
+    fields_as_options,
+    say,
+    teller,
+)
+from tangram.calibration.settings import BUILTIN, CONVERSATIONS
 from tangram.config import TangramConfig
-from tangram.errors import ConfigError, ProfileError, TangramError, Unreachable
+from tangram.errors import ConfigError, ProfileError, TangramError
 from tangram.profile import Profile, load_profile_file
 from tangram.profile_file import Calibration
 
@@ -83,18 +90,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     completed.add_argument(
         "--force", action="store_true", help="find them anew where the profile has mean queries"
     )
-    completed.add_argument(
-        "--device", choices=DEVICES, default="auto", help="where to compute (default %(default)s)"
-    )
-    completed.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="type to compute in; auto is float32 on a CPU, the model's own on a GPU (default %(default)s)",
-    )
-    completed.add_argument(
-        "--progress", choices=PROGRESS, default=PROGRESS[0], help="for people, or JSON lines for programs"
-    )
+    add_computing(completed)
     completed.set_defaults(run=add_queries)
 
 
@@ -146,16 +142,12 @@ def add_queries(arguments: argparse.Namespace) -> int:
     out: Path = arguments.output or path
     wanted = Wanted(**{name: getattr(arguments, name) for name in Wanted.__dataclass_fields__})
     try:
-        with ended_gently():
+        with fields_as_options(), ended_gently():
             tell = teller("tangram profile add-queries", arguments.progress)
             profile = completed(path, out, wanted, tell, say)
     except KeyboardInterrupt:
         say("stopped; nothing was written")
         return INTERRUPTED
-    except Unreachable:
-        raise
-    except ConfigError as error:
-        raise named_by_option(error) from None
     means = profile.mean_queries()
     print(f"{out}: mean queries of {len(means)} layers x {len(means[0])} KV heads")
     print(f"Serve with `--tangram-profile {out} --tangram-scorer keyvalue_query`.")

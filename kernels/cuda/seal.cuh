@@ -229,13 +229,13 @@ __global__ void __launch_bounds__(kSealThreads, 3) seal_kernel(const Step step, 
 
   if (keep < step.chunk) {
     const int sink = max(0, min(step.chunk, seal.sink - min(chunk, 1 << 20) * step.chunk));
+    const int64_t head = static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;  // of all chunks' heads
     if (seal.scores == nullptr) {
       keydiff<T, D>(step, sink, ranks, norms, means, token);
-      const int64_t head = static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
       const float* asked = seal.asked == nullptr ? nullptr : seal.asked + head * D;
       if (seal.values) join_values<T, D>(step, sink, ranks, reinterpret_cast<uint32_t*>(norms), chosen, asked, token);
     } else {
-      const float* scores = seal.scores + (static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * step.chunk;
+      const float* scores = seal.scores + head * step.chunk;
       for (int i = threadIdx.x; i < step.chunk; i += kSealThreads) ranks[i] = rank_of(i < sink ? INFINITY : scores[i]);
     }
     __syncthreads();

@@ -93,14 +93,27 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="S",
         help="chooses the texts (default %(default)s)",
     )
+    add_computing(parser)
+    parser.set_defaults(run=run)
+
+
+def add_computing(
+    parser: argparse.ArgumentParser, device: str = "auto", elsewhere: str = "the model's own on a GPU"
+) -> None:
+    """Add the options of commands that load a model themselves: where and how they compute and tell of it.
+
+    Args:
+        device: the default.
+        elsewhere: which type ``auto`` is where it is not float32 on a CPU.
+    """
     parser.add_argument(
-        "--device", choices=DEVICES, default=default.device, help="where to compute (default %(default)s)"
+        "--device", choices=DEVICES, default=device, help="where to compute (default %(default)s)"
     )
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
-        default=default.dtype,
-        help="type to compute in; auto is float32 on a CPU, the model's own on a GPU (default %(default)s)",
+        default="auto",
+        help=f"type to compute in; auto is float32 on a CPU, {elsewhere} (default %(default)s)",
     )
     parser.add_argument(
         "--progress",
@@ -108,23 +121,24 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         default=PROGRESS[0],
         help="how to tell it: for people, or as JSON objects, one a line, for programs (default %(default)s)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Calibrate. Returns the exit status."""
-    try:
+    with fields_as_options():
         return _run(arguments)
+
+
+@contextmanager
+def fields_as_options() -> Iterator[None]:
+    """What is wrong with a setting is said of its option."""
+    try:
+        yield
     except Unreachable:
         raise
     except ConfigError as error:
-        raise named_by_option(error) from None
-
-
-def named_by_option(error: ConfigError) -> TangramError:
-    """The same, with the option in place of the field."""
-    where = error.field if error.field == "MODEL" else f"--{error.field}"
-    return TangramError(str(error).replace(error.field, where, 1))
+        where = error.field if error.field == "MODEL" else f"--{error.field}"
+        raise TangramError(str(error).replace(error.field, where, 1)) from None
 
 
 def _run(arguments: argparse.Namespace) -> int:

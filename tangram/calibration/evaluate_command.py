@@ -9,11 +9,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tangram.calibration.command import INTERRUPTED, MARK, PROGRESS, ended_gently, named_by_option, say
-from tangram.calibration.settings import DEVICES, DTYPES
+from tangram.calibration.command import (
+    INTERRUPTED,
+    MARK,
+    add_computing,
+    ended_gently,
+    fields_as_options,
+    say,
+)
 from tangram.calibration.verdict import sentences
 from tangram.config import NONE, TangramConfig
-from tangram.errors import ConfigError, TangramError, Unreachable
+from tangram.errors import TangramError
 
 if TYPE_CHECKING:
     from tangram.calibration.evaluation import Progress
@@ -40,18 +46,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         help="other settings of the engine, an object as the field config of GET /tangram/memory",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the result as JSON")
-    parser.add_argument(
-        "--device", choices=DEVICES, default="cpu", help="where to compute (default %(default)s)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="type to compute in; auto is float32 on a CPU, or the model's own where that does not fit",
-    )
-    parser.add_argument(
-        "--progress", choices=PROGRESS, default=PROGRESS[0], help="for people, or JSON lines for programs"
-    )
+    add_computing(parser, "cpu", "or the model's own where that does not fit")
     parser.set_defaults(run=run)
 
 
@@ -61,15 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise TangramError("at most two profiles can be compared")
     _end_first()
     try:
-        with ended_gently():
+        with fields_as_options(), ended_gently():
             found = _evaluated(arguments)
     except KeyboardInterrupt:
         say("stopped")
         return INTERRUPTED
-    except Unreachable:
-        raise
-    except ConfigError as error:
-        raise named_by_option(error) from None
     if arguments.out is not None:
         fresh = arguments.out.with_name(arguments.out.name + ".new")
         try:

@@ -91,7 +91,7 @@ class LastQueries:
         """All of them."""
 
 
-class Asked:
+class QueryWatcher:
     """What every layer is asked, and nothing else."""
 
     wants_weights = False
@@ -278,7 +278,7 @@ def asked(
     tokens = [*frame.before, *context]
     ends = [len(tokens)] if oracle == "kvzip" else boundaries(len(tokens), geometry)
     sums = QuerySums(reader)
-    watcher = Asked(sums)
+    watcher = QueryWatcher(sums)
     reader.read(tokens[: ends[-1]], reader.new_cache(), watcher, ends)
     check_watched(reader, watcher.kv_heads)
     return sums

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.cpu import dispatch
 from kernels.cuda import dispatch as cuda
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the emulated kernels are compiled to, once."""
+    return tmp_path_factory.mktemp("emulated")
 
 
 @pytest.fixture(params=["reference", "native"])

@@ -22,11 +22,6 @@ ORDER = pytest.mark.parametrize("order", ORDERS)
 BY = pytest.mark.parametrize("by", ["keys", "values", "asked"])
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.int16)
 

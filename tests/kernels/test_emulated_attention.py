@@ -24,11 +24,6 @@ SHAPES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @SHAPES
 @ORDER
 def test_decode_and_prefill(folder: Path, head_size: int, group: int, dtype: torch.dtype, order: str) -> None:
