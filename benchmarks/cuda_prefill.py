@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.budgets import CHUNK, GROUP, HEAD_SIZE, KV_HEADS, LAYERS, SPREAD, WINDOW, layout_of
 from benchmarks.timing import graph_microseconds
 from kernels import RaggedLayout, ragged_append, ragged_attention, ragged_seal
+from tangram.config import FUSED_SCORERS, PROFILE_SCORERS
 
 CALLS = 10
 
@@ -79,7 +80,7 @@ def flash_microseconds(queries: int, keys: int, requests: int) -> float:
         return microseconds(lambda: scaled_dot_product_attention(query, key, key, enable_gqa=True))
 
 
-def seal_microseconds(layout: RaggedLayout, due: int) -> float:
+def seal_microseconds(layout: RaggedLayout, due: int, scorer: str) -> float:
     """All heads of all layers of one chunk of so many requests."""
     members = LAYERS * KV_HEADS // len(layout.keep)
     width = layout.ring_pages + layout.pages_per_chunk
@@ -88,7 +89,10 @@ def seal_microseconds(layout: RaggedLayout, due: int) -> float:
     rows = torch.randperm(width * due, device="cuda").to(torch.int32).view(due, width)
     chunks = torch.tensor([[request, 0] for request in range(due)], dtype=torch.int32, device="cuda")
     heads = torch.full((layout.tiers,), members, dtype=torch.int32, device="cuda")
-    return microseconds(lambda: ragged_seal(pool, rows, chunks, heads, layout, 4))
+    how: dict[str, Any] = {"values": FUSED_SCORERS[scorer]}
+    if scorer in PROFILE_SCORERS:
+        how["asked"] = torch.randn(due, layout.tiers, members, HEAD_SIZE, device="cuda")
+    return microseconds(lambda: ragged_seal(pool, rows, chunks, heads, layout, 4, **how))
 
 
 def main() -> None:
@@ -123,9 +127,12 @@ def main() -> None:
                 f"{retention:9.2f} {requests:9d} {cached:7d} {step:5d} {append:11.1f} {attend:10.1f}"
                 f" {rates[0]:8.0f} {flash:9.1f} {rates[1]:8.0f}"
             )
-    seals = {due: seal_microseconds(layout_of(SPREAD[0.25]), due) for due in (1, 4, 16)}
-    for due, took in seals.items():
-        print(f"seal {due} chunks of {CHUNK} tokens, {LAYERS} layers of {KV_HEADS} heads: {took:.0f} us")
+    seals: dict[str, dict[int, float]] = {scorer: {} for scorer in FUSED_SCORERS}
+    for due in (1, 4, 16):
+        for scorer, took in seals.items():
+            took[due] = seal_microseconds(layout_of(SPREAD[0.25]), due, scorer)
+            what = f"{due} chunks of {CHUNK} tokens, {LAYERS} layers of {KV_HEADS} heads"
+            print(f"seal by {scorer}, {what}: {took[due]:.0f} us")
     if arguments.json:
         report = {"device": torch.cuda.get_device_name(), "prefill": results, "seal_us": seals}
         arguments.json.write_text(json.dumps(report, indent=1), encoding="utf-8")

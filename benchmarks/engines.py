@@ -18,11 +18,13 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from tangram.config import TangramConfig
     from tangram.geometry import Geometry
+    from tangram.profile import Profile
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {"stock": None, "tangram 1.0": 1.0, "tangram 0.5": 0.5, "tangram 0.25": 0.25}
@@ -63,21 +65,59 @@ def write_model(folder: Path, tiny: bool, positions: int = 40960) -> dict[str, A
     Returns the configuration."""
     config = MODEL | (TINY if tiny else {}) | {"max_position_embeddings": positions}
     (folder / "config.json").write_text(json.dumps(config))
-    layers, heads = int(str(config["num_hidden_layers"])), int(str(config["num_key_value_heads"]))
-    (folder / "profile.json").write_text(json.dumps(spread_profile(layers, heads)))
+    spread_profile(config).save(folder / "profile.json")
     return config
 
 
-def spread_profile(layers: int, kv_heads: int) -> dict[str, Any]:
+def spread_profile(config: dict[str, Any]) -> Profile:
     """A profile whose heads need very different shares, in an order that has no pattern: so tiers differ in
-    size, and their heads are scattered over the layers, as with a calibrated profile."""
+    size, and their heads are scattered over the layers, as with a calibrated profile. Its mean queries are
+    random, as the model's weights are: with them the engine does what it does with a calibrated one."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from tangram.identity import ModelIdentity, config_fingerprint
+    from tangram.profile import Profile
+    from tangram.profile_file import Calibration, as_matrix
+
+    layers, kv_heads, width = (
+        int(config[name]) for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")
+    )
     count = layers * kv_heads
     needs = [NEEDS[index * len(NEEDS) // count] for index in range(count)]
     random.Random(0).shuffle(needs)
-    mean = [needs[layer * kv_heads : (layer + 1) * kv_heads] for layer in range(layers)]
-    none = [[0.0] * kv_heads for _ in range(layers)]
-    profile = {"format": "tangram-profile", "version": 1, "mean": mean, "std": none, "floor": 0.04}
-    return profile | {"source": "spread for a benchmark"}
+    mean = as_matrix(needs[layer * kv_heads : (layer + 1) * kv_heads] for layer in range(layers))
+    draw = random.Random(1)
+    queries = ([[draw.gauss(0, 1) for _ in range(width)] for _ in range(kv_heads)] for _ in range(layers))
+    stated: dict[str, Any] = {"oracle": "stated", "scope": "model", "retention": 0.25, "alpha": 1.0}
+    stated |= {"length": 0, "seed": 0, "data": "none", "dtype": config["torch_dtype"], "window": 0, "sink": 0}
+    model = ModelIdentity(
+        name="random weights",
+        architecture=config["architectures"][0],
+        layers=layers,
+        kv_heads=kv_heads,
+        head_size=width,
+        dtype=config["torch_dtype"],
+        itemsize=2,
+        max_model_len=config["max_position_embeddings"],
+        config_hash=config_fingerprint(SimpleNamespace(**config)),
+        weights_hash=None,
+        tokenizer="none",
+        tokenizer_hash="none",
+    )
+    calibration = Calibration(
+        model=model,
+        settings=stated,
+        samples=1,
+        samples_hash="none",
+        created="stated",
+        tool="benchmark",
+        least=mean,
+        most=mean,
+        needs=(mean,),
+        mean_queries=tuple(as_matrix(layer) for layer in queries),
+    )
+    none = as_matrix([[0.0] * kv_heads] * layers)
+    return Profile(mean, none, floor=0.04, source="spread for a benchmark", calibration=calibration)
 
 
 def kv_bytes(config: dict[str, Any], itemsize: int = 2) -> int:

@@ -240,7 +240,7 @@ def wide_steps(vllm_config: VllmConfig, heads: int, dtype: torch.dtype, device: 
         own.config.sink,
         staged_pages(layout, tokens, own.geometry.least_wide),
         flash_version(device, dtype, layout) if native else None,
-        FUSED_SCORERS.get(own.config.scorer, False),
+        FUSED_SCORERS.get(own.scorer, False),
     )
     return made
 

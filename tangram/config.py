@@ -34,6 +34,8 @@ FUSED_SCORERS = {"keydiff": False, "keyvalue": True, "keyvalue_query": True}
 """Those that the sealing operator itself computes, from a chunk and what its heads are asked on average:
 inside a layer too; and whether the norms of values count."""
 AUTO, NONE = "auto", "none"
+WITH_QUERIES, WITHOUT_QUERIES = "keyvalue_query", "keyvalue"
+"""What the scorer ``auto`` stands for, with a profile that has mean queries and without."""
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
@@ -89,7 +91,7 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "page_tokens": (_whole, "a whole number of tokens"),
     "group_size": (_group_size, "a whole number of heads, or 'auto'"),
     "scope": (str, f"one of {', '.join(SCOPES)}"),
-    "scorer": (str, f"one of {', '.join(SCORERS)}"),
+    "scorer": (str, f"one of {', '.join(SCORERS)}, or auto"),
     "query_window": (_whole, "a whole number of tokens"),
     "alpha": (_number, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),
@@ -110,7 +112,8 @@ HELP = {
     "page_tokens": "tokens of a page",
     "group_size": "heads that share a page table, or 'auto' for a sixth of the model's heads",
     "scope": "which heads may share: model (across layers), layer, uniform (one budget for all)",
-    "scorer": f"how tokens are ranked when a chunk is sealed: {', '.join(SCORERS)}",
+    "scorer": f"how tokens are ranked when a chunk is sealed: {', '.join(SCORERS)}; auto: {WITH_QUERIES} "
+    f"with a profile that has mean queries, {WITHOUT_QUERIES} without",
     "query_window": "latest tokens whose queries rank a chunk (scorers expected_attention, snapkv, tova)",
     "alpha": "safety margin: a head's budget is its mean need plus alpha standard deviations",
     "rewind": "how many tokens before its end a conversation can be resumed without re-reading",
@@ -146,7 +149,7 @@ class TangramConfig:
     page_tokens: int = 16
     group_size: int | None = None
     scope: str = "model"
-    scorer: str = "keyvalue"
+    scorer: str = WITHOUT_QUERIES
     query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64
@@ -183,8 +186,8 @@ class TangramConfig:
             raise ConfigError("group_size", f"must be at least 1 or 'auto', not {self.group_size}")
         if self.scope not in SCOPES:
             raise ConfigError("scope", f"must be one of {', '.join(SCOPES)}, not {self.scope!r}")
-        if self.scorer not in SCORERS:
-            raise ConfigError("scorer", f"must be one of {', '.join(SCORERS)}, not {self.scorer!r}")
+        if self.scorer not in (*SCORERS, AUTO):
+            raise ConfigError("scorer", f"must be one of {', '.join(SCORERS)}, or auto, not {self.scorer!r}")
         if not 0.0 < self.resident_share <= 1.0:
             raise ConfigError("resident_share", f"must be above 0 and at most 1, not {self.resident_share}")
         if not 0.0 <= self.alpha <= 10.0:
@@ -193,7 +196,7 @@ class TangramConfig:
             raise ConfigError("drift_every", f"must be 0 or more, not {self.drift_every}")
         if not 0.0 <= self.drift_warning <= 1000.0:
             raise ConfigError("drift_warning", f"must be from 0 to 1000, not {self.drift_warning}")
-        if self.wide_steps and self.scorer not in FUSED_SCORERS:
+        if self.wide_steps and not self._fused:
             raise ConfigError(
                 "wide_steps",
                 f"can be on with the scorer {', '.join(FUSED_SCORERS)} only, not with {self.scorer}: others "
@@ -230,8 +233,13 @@ class TangramConfig:
     def steps_wide(self, on_gpu: bool) -> bool:
         """Whether a step may cross seal boundaries."""
         if self.wide_steps is None:
-            return on_gpu and self.scorer in FUSED_SCORERS
+            return on_gpu and self._fused
         return self.wide_steps
+
+    @property
+    def _fused(self) -> bool:
+        """Whatever ``auto`` stands for is."""
+        return self.scorer in (*FUSED_SCORERS, AUTO)
 
     @property
     def uses_profile(self) -> bool:

@@ -8,14 +8,34 @@ rotation.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from tangram.config import AUTO, WITH_QUERIES, WITHOUT_QUERIES, TangramConfig
+from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
 from tangram.profile import Profile
 from tangram.ranks import Ranks
 from tangram.rotary import FUTURE, Rotary
+
+
+def scorer_in_force(config: TangramConfig, profile: Profile, rotary: Callable[[], Rotary | None]) -> str:
+    """The name of the scorer that decides, which a configuration may leave open (``auto``).
+
+    Args:
+        profile: that decides about budgets.
+        rotary: how the model rotates; raises UnsupportedError where that is not known.
+    """
+    if config.scorer != AUTO:
+        return config.scorer
+    if profile.calibration is None or profile.calibration.mean_queries is None:
+        return WITHOUT_QUERIES
+    try:
+        rotary()
+    except UnsupportedError:
+        return WITHOUT_QUERIES
+    return WITH_QUERIES
 
 
 class MeanQueries:

@@ -29,6 +29,7 @@ def status_report(
         "model": model_report(own.shape),
         "config": own.config.to_dict(),
         "profile": own.profile.source,
+        "scorer": own.scorer,
         "geometry": {
             "group_size": g.group_size,
             "ranks": g.ranks,

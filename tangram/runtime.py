@@ -17,7 +17,9 @@ from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
 from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.layers import layer_kinds
+from tangram.mean_queries import scorer_in_force
 from tangram.profile import ModelShape, Profile, build_geometry, in_force
+from tangram.rotary import Rotary, find_rotary
 from tangram.support import check_supported
 
 if TYPE_CHECKING:
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Configuration, model shape, profile and the geometry that follows."""
+    """Configuration, model shape, profile, and the geometry and the scorer that follow."""
 
     config: TangramConfig
     shape: ModelShape
     profile: Profile
     geometry: Geometry
+    scorer: str
 
     @classmethod
     def from_vllm(cls, vllm_config: VllmConfig) -> Runtime:
@@ -41,9 +44,11 @@ class Runtime:
         config = TangramConfig.from_additional_config(vllm_config.additional_config)
         shape = model_shape(vllm_config)
         profile = in_force(config, shape)
-        if config.scorer in PROFILE_SCORERS and config.retention < 1.0:
+        cpu = torch.device("cpu")
+        scorer = scorer_in_force(config, profile, lambda: rotary_of(vllm_config, shape.layers, cpu))
+        if scorer in PROFILE_SCORERS and config.retention < 1.0:
             profile.mean_queries()  # refused before the model is loaded
-        return cls(config, shape, profile, build_geometry(config, shape, profile))
+        return cls(config, shape, profile, build_geometry(config, shape, profile), scorer)
 
     def row(self, layer: int) -> int:
         """The place of a layer of the model in the head tables.
@@ -97,6 +102,16 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
         window_state_bytes=kv_heads * 2 * head_size * dtype.itemsize,
         window_blocks=window_blocks(),
     )
+
+
+def rotary_of(vllm_config: VllmConfig, layers: int, device: torch.device) -> Rotary | None:
+    """How a model of so many layers of full attention rotates; None where it does not.
+
+    Raises:
+        UnsupportedError: that is not known.
+    """
+    model = vllm_config.model_config
+    return find_rotary(model.hf_text_config, layers, model.get_head_size(), model.max_model_len, device)
 
 
 def window_blocks() -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from tangram.geometry import Geometry
 from tangram.mean_queries import Asked, MeanQueries
 from tangram.observation import NULL_PAGE, Capture, QueryRecorder
 from tangram.ranks import ALONE, Ranks
-from tangram.rotary import Rotary, find_rotary
+from tangram.rotary import Rotary
 from tangram.scorers import Need, get_scorer
 from tangram.seal_meter import SealMeter
 from tangram.sealing import Observed, seal_chunk
@@ -63,7 +63,7 @@ class Sealer:
         members = [len(tier.heads) for tier in geometry.tiers]
         self.members = torch.tensor(members, dtype=torch.int32, device=device)
         self.sink = own.config.sink
-        self.scorer = get_scorer(own.config.scorer)
+        self.scorer = get_scorer(own.scorer)
         self.recorder: QueryRecorder | None = None
         self.drift = self._drift(own, device)
         self.rotary: Rotary | None = None
@@ -72,9 +72,7 @@ class Sealer:
         if min(geometry.keep) == geometry.chunk:
             return
         if self.scorer.needs & {Need.ROTARY, Need.MEAN_QUERY}:
-            model = vllm_config.model_config
-            sizes = (geometry.layers, geometry.head_size, model.max_model_len)
-            self.rotary = find_rotary(model.hf_text_config, *sizes, device)
+            self.rotary = runtime.rotary_of(vllm_config, geometry.layers, device)
         if Need.MEAN_QUERY in self.scorer.needs:
             self.mean_queries = MeanQueries.of_profile(own.profile, self.rotary, device)
             self.asked = Asked(self.mean_queries, geometry, ranks)

@@ -41,6 +41,7 @@ def summary(
         f"Ragged cache: retention {own.config.retention:g}, {_by(own)}, {g.num_tiers} tiers, groups of "
         f"{g.group_size} heads{shared}, {kernels} kernels, pages of {g.page_bytes} bytes; {fit} "
         f"({at.full_bytes / MIB:.1f} MiB uncompressed)"
+        f"{f', tokens ranked by {own.scorer}' if own.config.retention < 1.0 else ''}"
         f"{f'; {engines} engines, each with a cache of its own' if engines > 1 else ''}"
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.accuracy.answers import Row
 from benchmarks.accuracy.cells import figure_of, paired
-from benchmarks.accuracy.conditions import DYNAMIC
+from benchmarks.accuracy.conditions import DEFAULT, DYNAMIC
 
 LEAST_SAMPLES = 50
 
@@ -67,7 +67,7 @@ class Judge:
 
     def times_uniform(self, task: str, times: float) -> Bar:
         """Calibrated budgets beside equal ones."""
-        names = ("profile keyvalue 0.25", "uniform keyvalue 0.25")
+        names = (f"profile {DEFAULT} 0.25", f"uniform {DEFAULT} 0.25")
         needs = {name: self.value(name, task) for name in names}
         return self._bar(
             f"{task}: {names[0]} at least {times:g} times uniform",
@@ -77,8 +77,8 @@ class Judge:
 
     def loss(self, most: float) -> Bar:
         """The mean difference on the same texts."""
-        one, full = self.row("profile keyvalue 0.25", "loss"), self.row("full", "loss")
-        name = f"loss: profile keyvalue 0.25 within {most:g} nats of full"
+        one, full = self.row(f"profile {DEFAULT} 0.25", "loss"), self.row("full", "loss")
+        name = f"loss: profile {DEFAULT} 0.25 within {most:g} nats of full"
         if one is None or full is None:
             return Bar(name, "-", None)
         mean, low, high = paired(one, full)
@@ -97,7 +97,7 @@ class Judge:
     def shuffled(self, task: str) -> Bar:
         """The control: the same budgets for other heads must fail, that is, fall below half of the
         profile's."""
-        names = ("shuffled keyvalue 0.25", "profile keyvalue 0.25")
+        names = (f"shuffled {DEFAULT} 0.25", f"profile {DEFAULT} 0.25")
         needs = {name: self.value(name, task) for name in names}
         return self._bar(
             f"{task}: shuffled budgets fail (under half of the profile's)", needs, lambda a, b: a < b / 2
@@ -105,7 +105,7 @@ class Judge:
 
     def ordering(self) -> Bar:
         """Full, profile, uniform and shuffled budgets come in this order."""
-        names = ("full", "profile keyvalue 0.25", "uniform keyvalue 0.25", "shuffled keyvalue 0.25")
+        names = ("full", f"profile {DEFAULT} 0.25", f"uniform {DEFAULT} 0.25", f"shuffled {DEFAULT} 0.25")
         needs = {name: self.value(name, "multi_key") for name in names}
 
         def ordered(full: float, profile: float, uniform: float, shuffled: float) -> bool:
@@ -117,7 +117,7 @@ class Judge:
         """All bars; of another model than the main one the ordering only."""
         if not main:
             return [self.ordering(), self.shuffled("multi_key")]
-        quarter, eighth = "profile keyvalue 0.25", "profile keyvalue 0.125"
+        quarter, eighth = f"profile {DEFAULT} 0.25", f"profile {DEFAULT} 0.125"
         return [
             self.share_of_full(quarter, "single", 0.95),
             self.share_of_full(quarter, "multi_key", 0.85),
@@ -136,7 +136,7 @@ class Judge:
             f"{condition} {task}": row["samples"]
             for (condition, cell), row in self.rows.items()
             for task in [cell.partition("@")[0]]
-            if condition in ("full", "profile keyvalue 0.25") and cell == f"{task}@{self.length}"
+            if condition in ("full", f"profile {DEFAULT} 0.25") and cell == f"{task}@{self.length}"
         }
         least = min(counts.values(), default=0)
         return Bar(

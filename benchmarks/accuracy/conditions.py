@@ -8,10 +8,12 @@ from typing import Any
 
 from benchmarks.accuracy.samples import DIALOGUE
 from benchmarks.accuracy.tasks import TASKS
-from tangram.config import PROFILE_SCORERS
+from tangram.config import WITH_QUERIES, WITHOUT_QUERIES
 
-METHODS = ("keyvalue", "keyvalue_query", "keydiff", "expected_attention", "snapkv")
-"""Scorers that are measured with budgets of the profile; the first is the engine's default."""
+DEFAULT = WITHOUT_QUERIES
+"""The engine's default scorer."""
+METHODS = (DEFAULT, WITH_QUERIES, "keydiff", "expected_attention", "snapkv")
+"""Scorers that are measured with budgets of the profile."""
 DYNAMIC = ("keydiff", "expected_attention", "snapkv")
 """Those whose static budgets are compared with dynamic ones: their scores can be compared between heads, as
 places within a head cannot."""
@@ -44,15 +46,15 @@ class Condition:
     Attributes:
         runs: ``engine``: the real one; ``replay``: offline, by :mod:`tangram.calibration.replay`;
         ``kvpress``. budgets: full, profile, uniform, shuffled (the profile's heads permuted), dynamic
-        (found per input
-            by the scorer's own scores), or own (a profile calibrated with the scorer itself as the oracle).
+        (found per input by the scorer's own scores), or own (a profile calibrated with the scorer itself as
+        the oracle).
         scorer: one of the engine's, or a name of :data:`PRESSES`.
     """
 
     runs: str
     budgets: str
     retention: float
-    scorer: str = "keyvalue"
+    scorer: str = DEFAULT
 
     @property
     def name(self) -> str:
@@ -111,10 +113,9 @@ def methods(own: Sequence[str]) -> Iterator[Row]:
     presses = [Condition("kvpress", "press", 0.25, press) for press in PRESSES]
     yield from ((condition, FIRST) for condition in dynamic)
     for method in METHODS[1:]:
-        yield Condition("engine", "profile", 0.25, method), MAIN if method in PROFILE_SCORERS else FEWER
+        yield Condition("engine", "profile", 0.25, method), MAIN if method == WITH_QUERIES else FEWER
     yield from ((condition, FIRST) for condition in presses)
-    equal = [method for method in METHODS[1:] if method not in PROFILE_SCORERS]  # which need a profile
-    yield from ((Condition("engine", "uniform", 0.25, method), FEWER) for method in equal)
+    yield from ((Condition("engine", "uniform", 0.25, method), FEWER) for method in METHODS[1:])
     yield from ((Condition("engine", "own", 0.25, method), FEWER) for method in own)
     yield from ((condition, (*THEN, LOSS)) for condition in dynamic)
     yield from ((condition, THEN) for condition in presses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,9 +14,10 @@ from benchmarks import engines
 from benchmarks.accuracy.answers import Answered, Read
 from benchmarks.accuracy.chat import Conversation, Template
 from benchmarks.accuracy.loss import LossSample
-from tangram.config import TangramConfig
+from tangram.config import PROFILE_SCORERS, TangramConfig
 from tangram.errors import ProfileError
 from tangram.profile import Profile, load_profile_file
+from tangram.profile_file import Matrix
 
 SHUFFLE_SEED = 2606
 STEP_TOKENS = 4096
@@ -33,7 +35,21 @@ def shuffled(profile: Profile, seed: int = SHUFFLE_SEED) -> Profile:
         flat = [flat[place] for place in order]
         return tuple(tuple(flat[row * heads : (row + 1) * heads]) for row in range(layers))
 
-    return Profile(permuted(profile.mean), permuted(profile.std), profile.floor)
+    return with_needs(profile, permuted(profile.mean), permuted(profile.std))
+
+
+def level(profile: Profile) -> Profile:
+    """Equal budgets for all heads, by a profile that still knows what they are asked."""
+    layers, heads = len(profile.mean), len(profile.mean[0])
+    return with_needs(profile, ((0.5,) * heads,) * layers, ((0.0,) * heads,) * layers)
+
+
+def with_needs(profile: Profile, mean: Matrix, std: Matrix) -> Profile:
+    """The same profile with other needs, at all retentions."""
+    known = profile.calibration
+    if known is not None:
+        known = replace(known, least=mean, most=mean, needs=(mean,), samples=1, others=(), key_needs=None)
+    return replace(profile, mean=mean, std=std, calibration=known)
 
 
 def settings(condition: dict[str, Any], profiles: dict[str, str], folder: Path) -> TangramConfig:
@@ -41,22 +57,24 @@ def settings(condition: dict[str, Any], profiles: dict[str, str], folder: Path) 
 
     Args:
         profiles: files: "kvzip", and by the names of scorers those calibrated with themselves.
-        folder: where a shuffled profile is written.
+        folder: where a changed profile is written.
 
     Raises:
         ProfileError: the condition needs a profile that is not given.
     """
     budgets, scorer = condition["budgets"], condition["scorer"]
     values = {"retention": condition["retention"], "scorer": scorer}
-    if budgets in ("full", "uniform", "dynamic"):
+    needs_profile = scorer in PROFILE_SCORERS and budgets == "uniform"
+    if budgets in ("full", "dynamic") or (budgets == "uniform" and not needs_profile):
         return TangramConfig(**values)
     wanted = scorer if budgets == "own" else "kvzip"
     if wanted not in profiles:
         raise ProfileError(f"the condition needs a profile of the oracle {wanted}, which was not given")
     path = profiles[wanted]
-    if budgets == "shuffled":
-        path = str(folder / "shuffled.json")
-        shuffled(load_profile_file(profiles[wanted])).save(path)
+    if budgets in ("shuffled", "uniform"):
+        path = str(folder / f"{budgets}.json")
+        found = load_profile_file(profiles[wanted]).at(condition["retention"])
+        (shuffled if budgets == "shuffled" else level)(found).save(path)
     return TangramConfig(**values, profile=path)
 
 

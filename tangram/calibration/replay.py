@@ -22,7 +22,7 @@ from tangram.calibration.model import Reader, branch
 from tangram.calibration.oracle import LastQueries, chunk_of
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry
-from tangram.mean_queries import MeanQueries
+from tangram.mean_queries import MeanQueries, scorer_in_force
 from tangram.profile import in_force
 from tangram.scorers import Need, get_scorer
 from tangram.sealing import comparable
@@ -57,7 +57,8 @@ class Replay:
     ) -> None:
         self.reader, self.head, self.config, self.geometry = reader, head, config, geometry
         self.dynamic, self.floor = dynamic, floor
-        self.scorer = get_scorer(config.scorer)
+        profile = in_force(config, shape_of(reader.identity))
+        self.scorer = get_scorer(scorer_in_force(config, profile, lambda: rotary_of(reader)))
         self.length = 0
         self.cache = reader.new_cache()
         self.kept = torch.ones(
@@ -67,7 +68,6 @@ class Replay:
         self.rotary = rotary_of(reader) if Need.ROTARY in self.scorer.needs else None
         self.mean_queries = None
         if Need.MEAN_QUERY in self.scorer.needs and min(geometry.keep) < geometry.chunk:
-            profile = in_force(config, shape_of(reader.identity))
             self.mean_queries = MeanQueries.of_profile(profile, rotary_of(reader), reader.device)
         self._rows = {layer: row for row, layer in enumerate(reader.kinds.full)}
         keep = [[geometry.keep[tier] for tier in row] for row in geometry.head_tier]

@@ -18,13 +18,14 @@ from benchmarks.accuracy import __main__ as command
 from benchmarks.accuracy.answers import Store
 from benchmarks.accuracy.bars import Judge
 from benchmarks.accuracy.cells import figure_of, latest, paired
-from benchmarks.accuracy.conditions import Cell, Condition, Job, plan
-from benchmarks.accuracy.engine import settings, shuffled
+from benchmarks.accuracy.conditions import DEFAULT, Cell, Condition, Job, plan
+from benchmarks.accuracy.engine import level, settings, shuffled
 from benchmarks.accuracy.regularity import regularity
 from benchmarks.accuracy.report import bars_of, report, summary
 from benchmarks.accuracy.run import Model, Options, Runner, slots_of
+from tangram import shipped
 from tangram.errors import ProfileError
-from tangram.profile import Profile
+from tangram.profile import Profile, load_profile_file
 from tests.leftovers import kill_session
 from tests.patience import PATIENCE
 from tests.tangram.calibrated import made_profile
@@ -55,12 +56,12 @@ GOOD = [
     row("full", "single", right(50)),
     row("full", "multi_key", right(44)),
     row("full", "loss", [2.0] * 50),
-    row("profile keyvalue 0.25", "single", right(49)),
-    row("profile keyvalue 0.25", "multi_key", right(40)),
-    row("profile keyvalue 0.25", "loss", [2.01] * 50),
-    row("uniform keyvalue 0.25", "multi_key", right(8)),
-    row("shuffled keyvalue 0.25", "multi_key", right(2)),
-    row("profile keyvalue 0.125", "multi_key", right(25)),
+    row(f"profile {DEFAULT} 0.25", "single", right(49)),
+    row(f"profile {DEFAULT} 0.25", "multi_key", right(40)),
+    row(f"profile {DEFAULT} 0.25", "loss", [2.01] * 50),
+    row(f"uniform {DEFAULT} 0.25", "multi_key", right(8)),
+    row(f"shuffled {DEFAULT} 0.25", "multi_key", right(2)),
+    row(f"profile {DEFAULT} 0.125", "multi_key", right(25)),
     row("profile keydiff 0.25", "single", right(49)),
     row("profile keydiff 0.25", "multi_key", right(40)),
     row("replay dynamic keydiff 0.25", "multi_key", right(41)),
@@ -79,20 +80,20 @@ def test_bars_are_judged_by_the_figures() -> None:
     assert {v for name, v in verdicts.items() if name not in missing} == {"met"}
 
 
-QUARTER = "profile keyvalue 0.25"
+QUARTER = f"profile {DEFAULT} 0.25"
 MISSED = [
     (QUARTER, "single", right(47), f"single: {QUARTER} at least 95% of full"),
     (QUARTER, "multi_key", right(37), f"multi_key: {QUARTER} at least 85% of full"),
-    ("uniform keyvalue 0.25", "multi_key", right(11), f"multi_key: {QUARTER} at least 4 times uniform"),
+    (f"uniform {DEFAULT} 0.25", "multi_key", right(11), f"multi_key: {QUARTER} at least 4 times uniform"),
     (QUARTER, "loss", [2.03] * 50, f"loss: {QUARTER} within 0.02 nats of full"),
     ("replay dynamic keydiff 0.25", "multi_key", right(43), "multi_key: static keydiff at most 3 points"),
     (
-        "profile keyvalue 0.125",
+        f"profile {DEFAULT} 0.125",
         "multi_key",
         right(21),
-        "multi_key: profile keyvalue 0.125 at least 50% of full",
+        f"multi_key: profile {DEFAULT} 0.125 at least 50% of full",
     ),
-    ("shuffled keyvalue 0.25", "multi_key", right(20), "multi_key: shuffled budgets fail"),
+    (f"shuffled {DEFAULT} 0.25", "multi_key", right(20), "multi_key: shuffled budgets fail"),
     ("full", "multi_key", right(30), "multi_key: the ordering full"),
     ("full", "single", right(30, 30), "at least 50 samples a cell"),
 ]
@@ -189,17 +190,16 @@ def test_shuffled_budgets_are_the_same_budgets(tmp_path: Path) -> None:
 def test_the_plan_begins_with_what_the_bars_are_about() -> None:
     jobs = plan(4096, [2048, 8192], ["snapkv"])
     names = [job.condition.name for job in jobs]
-    assert names[:4] == ["full", *(f"{b} keyvalue 0.25" for b in ("profile", "uniform", "shuffled"))]
+    assert names[:4] == ["full", *(f"{b} {DEFAULT} 0.25" for b in ("profile", "uniform", "shuffled"))]
     assert [job.rank for job in jobs] == list(range(len(jobs)))
     assert "own snapkv 0.25" in names
-    assert "profile keyvalue_query 0.25" in names
-    assert "uniform keyvalue_query 0.25" not in names, "it needs a profile's mean queries"
+    assert {"profile keyvalue_query 0.25", "uniform keyvalue_query 0.25"} <= set(names)
     cells = [(job.condition.name, cell.name) for job in jobs for cell in job.cells]
     assert len(cells) == len(set(cells))
     other = [job.condition for job in plan(4096, [2048], whole=False)]
     assert {one.runs for one in other} == {"engine"}
-    assert {one.scorer for one in other} == {"keyvalue"}
-    assert ("uniform keyvalue 0.25", "multi_key@8192") in cells
+    assert {one.scorer for one in other} == {DEFAULT}
+    assert (f"uniform {DEFAULT} 0.25", "multi_key@8192") in cells
 
 
 def test_neighbouring_children_are_on_different_gpus() -> None:
@@ -290,7 +290,7 @@ def test_what_is_done_and_what_has_no_room_is_left_out(
 
     monkeypatch.setattr(runner, "_child", child)
     runner.run(jobs(model))
-    assert sorted(asked) == ["uniform keyvalue 0.25", "uniform keyvalue 0.5"]
+    assert sorted(asked) == [f"uniform {DEFAULT} 0.25", f"uniform {DEFAULT} 0.5"]
     assert [one["cell"] for one in store.rows] == ["single@4096"] * 2
     runner.run(jobs(model))
     assert len(asked) == 2
@@ -309,7 +309,7 @@ def test_a_child_that_fails_is_told_and_the_rest_goes_on(
     runner = Runner(options(tmp_path, slots=(None,)), Store(tmp_path / "answers.jsonl"))
     bad = Job(0, Condition("replay", "profile", 0.25), (Cell("single", 1024),))
     runner.run([(model, bad)])
-    assert runner.failed == [f"{model.name}, replay profile keyvalue 0.25"]
+    assert runner.failed == [f"{model.name}, replay profile {DEFAULT} 0.25"]
     assert "which was not given" in capsys.readouterr().out
     assert runner.store.rows == []
 
@@ -367,3 +367,12 @@ def test_all_conditions_can_be_listed(capsys: pytest.CaptureFixture[str]) -> Non
     assert command.run(arguments) == 0
     assert "kvpress KVzip 0.25" in capsys.readouterr().out
     assert isinstance(arguments, Namespace)
+
+
+def test_changed_budgets_leave_what_heads_are_asked() -> None:
+    found = load_profile_file(next(shipped.folder().glob("smollm2*.json")))
+    assert found.calibration is not None
+    for other in (shuffled(found), level(found)):
+        assert other.mean_queries() == found.mean_queries()
+        assert other.budgets(0.25, 1.0) != found.budgets(0.25, 1.0)
+    assert len({value for row in level(found).budgets(0.25, 1.0) for value in row}) == 1

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from kernels import ragged_seal
-from tangram import mean_queries, runtime
+from tangram import mean_queries, runtime, shipped
+from tangram.config import TangramConfig
+from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
-from tangram.mean_queries import Asked, MeanQueries
+from tangram.mean_queries import Asked, MeanQueries, scorer_in_force
+from tangram.profile import Profile, load_profile_file
 from tangram.ranks import ALONE, Ranks
+from tangram.rotary import Rotary
 from tangram.scorers import get_scorer
 from tangram.sealing import seal_chunk
 from tests.tangram.test_ranks import FOUR, HEADS, ROTARY, filled
@@ -98,3 +102,17 @@ def test_few_boundaries_stay_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for chunk in (0, 1, 0, 2):
         asked.of_layer(0, chunk)
     assert [*asked._behind] == [0, 2]
+
+
+def test_auto_looks_at_what_heads_are_asked_where_that_is_known() -> None:
+    def unknown() -> Rotary | None:
+        raise UnsupportedError("how it rotates")
+
+    known = load_profile_file(next(shipped.folder().glob("smollm2*.json")))
+    auto, plain = TangramConfig(scorer="auto"), Profile.uniform(30, 3)
+    assert scorer_in_force(auto, known, lambda: None) == "keyvalue_query"
+    assert scorer_in_force(auto, known, unknown) == "keyvalue"
+    assert scorer_in_force(auto, plain, lambda: None) == "keyvalue"
+    assert scorer_in_force(TangramConfig(scorer="knorm"), known, unknown) == "knorm"
+    assert auto.steps_wide(on_gpu=True)
+    assert not auto.observed

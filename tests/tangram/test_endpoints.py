@@ -103,7 +103,7 @@ def engine() -> Iterator[Engine]:
 def runtime(**config: Any) -> Runtime:
     settings = TangramConfig.from_mapping({"group_size": 2, **config})
     profile = in_force(settings, SHAPE, PROFILE)
-    return Runtime(settings, SHAPE, profile, build_geometry(settings, SHAPE, profile))
+    return Runtime(settings, SHAPE, profile, build_geometry(settings, SHAPE, profile), "keyvalue")
 
 
 def attached() -> tuple[TangramEndpoints, httpx.AsyncClient, httpx.ASGITransport]:
