@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tangram.config import AUTO, WITH_QUERIES, WITHOUT_QUERIES, TangramConfig
-from tangram.errors import UnsupportedError
+from tangram.errors import ProfileError, UnsupportedError
 from tangram.geometry import Geometry
 from tangram.profile import Profile
 from tangram.ranks import Ranks
@@ -29,11 +29,10 @@ def scorer_in_force(config: TangramConfig, profile: Profile, rotary: Callable[[]
     """
     if config.scorer != AUTO:
         return config.scorer
-    if profile.calibration is None or profile.calibration.mean_queries is None:
-        return WITHOUT_QUERIES
     try:
+        profile.mean_queries()
         rotary()
-    except UnsupportedError:
+    except (ProfileError, UnsupportedError):
         return WITHOUT_QUERIES
     return WITH_QUERIES
 

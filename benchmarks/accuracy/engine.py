@@ -64,8 +64,7 @@ def settings(condition: dict[str, Any], profiles: dict[str, str], folder: Path) 
     """
     budgets, scorer = condition["budgets"], condition["scorer"]
     values = {"retention": condition["retention"], "scorer": scorer}
-    needs_profile = scorer in PROFILE_SCORERS and budgets == "uniform"
-    if budgets in ("full", "dynamic") or (budgets == "uniform" and not needs_profile):
+    if budgets in ("full", "dynamic") or (budgets == "uniform" and scorer not in PROFILE_SCORERS):
         return TangramConfig(**values)
     wanted = scorer if budgets == "own" else "kvzip"
     if wanted not in profiles:
