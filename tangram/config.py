@@ -35,7 +35,8 @@ FUSED_SCORERS = {"keydiff": False, "keyvalue": True, "keyvalue_query": True}
 inside a layer too; and whether the norms of values count."""
 AUTO, NONE = "auto", "none"
 WITH_QUERIES, WITHOUT_QUERIES = "keyvalue_query", "keyvalue"
-"""What the scorer ``auto`` stands for, with a profile that has mean queries and without."""
+"""What the scorer ``auto`` stands for, with a profile that has mean queries and without: a profile decides,
+so ask :func:`tangram.mean_queries.scorer_in_force`, not the configuration."""
 KEY = "tangram"
 """Our key inside vLLM's ``additional_config``."""
 
@@ -149,7 +150,7 @@ class TangramConfig:
     page_tokens: int = 16
     group_size: int | None = None
     scope: str = "model"
-    scorer: str = WITHOUT_QUERIES
+    scorer: str = AUTO
     query_window: int = 64
     alpha: float = 1.0
     rewind: int = 64

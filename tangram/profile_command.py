@@ -150,7 +150,7 @@ def add_queries(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     means = profile.mean_queries()
     print(f"{out}: mean queries of {len(means)} layers x {len(means[0])} KV heads")
-    print(f"Serve with `--tangram-profile {out} --tangram-scorer keyvalue_query`.")
+    print(f"Serve with `--tangram-profile {out}`: the scorer auto is keyvalue_query then.")
     return 0
 
 

@@ -84,8 +84,8 @@ def _watched(known: Calibration) -> str:
 
 def _asked(known: Calibration) -> list[str]:
     if known.mean_queries is None:
-        return ["queries  none: the scorer keyvalue_query needs what `tangram profile add-queries` adds"]
-    lines = ["queries  their means are known, for the scorer keyvalue_query"]
+        return ["queries  none: the scorer auto is keyvalue until `tangram profile add-queries` adds them"]
+    lines = ["queries  their means are known: the scorer auto is keyvalue_query"]
     origin = known.queries_from
     if origin is None:
         return lines

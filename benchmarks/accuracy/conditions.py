@@ -11,7 +11,8 @@ from benchmarks.accuracy.tasks import TASKS
 from tangram.config import WITH_QUERIES, WITHOUT_QUERIES
 
 DEFAULT = WITHOUT_QUERIES
-"""The engine's default scorer."""
+"""The scorer of conditions that name none, and of the bars: what the engine's default, auto, is without mean
+queries, so that calibrated and equal budgets are ranked alike."""
 METHODS = (DEFAULT, WITH_QUERIES, "keydiff", "expected_attention", "snapkv")
 """Scorers that are measured with budgets of the profile."""
 DYNAMIC = ("keydiff", "expected_attention", "snapkv")
@@ -34,7 +35,7 @@ MAIN = (
 )
 """The cells of most conditions, the most telling ones first."""
 FEWER = ("multi_key", "single", "many_keys", "multi_value", "people", LOSS)
-"""Those of other scorers than the default."""
+"""Those of other scorers than :data:`DEFAULT`."""
 FIRST, THEN = ("multi_key", "single"), ("multi_value", "people")
 """Those of what runs one sample at a time: in two jobs, so that the first ones do not wait for the others."""
 
@@ -103,7 +104,7 @@ Row = tuple[Condition, tuple[str, ...]]
 
 
 def budgets_at(retention: float, *names: str) -> list[Row]:
-    """The default scorer with these budgets."""
+    """:data:`DEFAULT` with these budgets."""
     return [(Condition("engine", name, retention), MAIN) for name in names]
 
 

@@ -109,7 +109,7 @@ def test_auto_looks_at_what_heads_are_asked_where_that_is_known() -> None:
         raise UnsupportedError("how it rotates")
 
     known = load_profile_file(next(shipped.folder().glob("smollm2*.json")))
-    auto, plain = TangramConfig(scorer="auto"), Profile.uniform(30, 3)
+    auto, plain = TangramConfig(), Profile.uniform(30, 3)
     assert scorer_in_force(auto, known, lambda: None) == "keyvalue_query"
     assert scorer_in_force(auto, known, unknown) == "keyvalue"
     assert scorer_in_force(auto, plain, lambda: None) == "keyvalue"

@@ -38,6 +38,13 @@ def test_wide_steps_are_left_to_the_device_unless_told(given: str, on_gpu: bool,
     assert TangramConfig.from_mapping({"wide_steps": given}).steps_wide(on_gpu) is wide
 
 
+def test_the_profile_chooses_the_scorer_unless_told() -> None:
+    config = TangramConfig()
+    assert config.scorer == "auto"
+    assert TangramConfig.from_mapping({"wide_steps": "on"}).steps_wide(on_gpu=False), "auto is fused"
+    assert not config.observed
+
+
 def test_wide_steps_need_a_scorer_that_works_inside_a_layer() -> None:
     assert not TangramConfig(scorer="snapkv").steps_wide(on_gpu=True)
     with pytest.raises(ConfigError, match="leave wide_steps on auto"):

@@ -265,12 +265,16 @@ def test_engine_and_calibration_agree_on_a_model(tmp_path: Path, bundled_model_d
             args.scheduler_cls = "tangram.scheduler.TangramScheduler"
             return Runtime.from_vllm(args.create_engine_config())
 
-    assert start(folder).profile.calibration is not None
+    without = start(folder)
+    assert without.profile.calibration is not None
+    assert without.scorer == "keyvalue"
     with pytest.raises(ProfileError, match=r"p\.json has none: `tangram profile add-queries` adds"):
         start(folder, scorer="keyvalue_query")
     assert start(folder, scorer="keyvalue_query", retention=1.0), "nothing is ranked"
     mean_queries_of(made_profile(identity=identity)).save(path)
     assert start(folder, scorer="keyvalue_query").profile.mean_queries()
+    assert start(folder).scorer == "keyvalue_query"
+    assert start(folder, scope="uniform").scorer == start(folder, profile="none").scorer == "keyvalue"
     with pytest.raises(ProfileError, match="other weights"):
         start(random_llama(tmp_path / "other", bundled_model_dir, seed=1))
     write_config(folder, **LLAMA | {"vocab_size": 49152, "intermediate_size": 256})

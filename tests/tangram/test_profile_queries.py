@@ -255,7 +255,7 @@ def test_the_command_line(
     assert (status, path.read_bytes()) == (0, before)
     assert told.splitlines() == [
         f"{out}: mean queries of 3 layers x 2 KV heads",
-        f"Serve with `--tangram-profile {out} --tangram-scorer keyvalue_query`.",
+        f"Serve with `--tangram-profile {out}`: the scorer auto is keyvalue_query then.",
     ]
     assert [line.split(",")[0] for line in err.splitlines()] == [
         "tangram: sample 1 of 3 (prose)",
