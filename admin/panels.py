@@ -153,6 +153,8 @@ def config_table(snapshot: MemorySnapshot) -> str:
 def _config_text(key: str, value: object, snapshot: MemorySnapshot) -> str:
     if key == "group_size" and value is None:
         return f"{snapshot.group_size} (automatic)"
+    if key == "scorer" and snapshot.scorer not in ("", value):
+        return f"{value} ({snapshot.scorer})"
     if key == "profile" and value is None:
         return "uniform budgets"
     if key == "retention" and isinstance(value, int | float):

@@ -70,7 +70,8 @@ class SequenceRow:
 class MemorySnapshot:
     """One answer of ``GET /tangram/memory``. Times are Unix seconds, sizes are bytes.
 
-    ``group_size`` is the one in force; in ``config`` it is ``None`` when the engine chose it by itself.
+    ``group_size`` and ``scorer`` are those in force; in ``config`` they are ``None`` and ``auto`` when the
+    engine chose by itself. ``scorer`` is empty where an engine of another release does not tell.
     ``engines``: how many there are, each with a pool of its own; all here is the sum of them.
     """
 
@@ -91,6 +92,7 @@ class MemorySnapshot:
     used_bytes: int
     counters: Mapping[str, int]
     engines: int = 1
+    scorer: str = ""
 
     @property
     def share(self) -> Matrix:
@@ -151,6 +153,7 @@ class MemorySnapshot:
             used_bytes=_integer(data, "used_bytes"),
             counters={str(key): int(value) for key, value in _mapping(data, "counters").items()},
             engines=max(1, len(_mappings(data, "engines"))) if "engines" in data else 1,
+            scorer=str(data.get("scorer", "")),
         )
 
 

@@ -138,7 +138,7 @@ class TangramEndpoints:
         report = memory_report(
             snapshot, own.geometry, own.shape, own.config, own.budgets(), time.time(), wanted
         )
-        return report | {"engines": engines_report(snapshots, own.geometry)}
+        return report | {"scorer": own.scorer, "engines": engines_report(snapshots, own.geometry)}
 
     async def preview(self, request: Request) -> Answer:
         """What other settings would cost, without changing anything."""

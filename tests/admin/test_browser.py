@@ -140,6 +140,7 @@ def test_tuning_and_going_back(browser: Browser, served: Product, script: Path) 
         assert fetch(f"{served.url}/health/ready")[0] == 200
         admin.tab("Engine")
         expect(admin.page.locator("#config")).to_contain_text("25%")
+        expect(admin.page.locator("#config")).to_contain_text("auto (keyvalue)")
         admin.page.get_by_text("Engine log").click()
         expect(admin.page.locator("#log pre")).to_contain_text("--tangram-group-size 12")
         admin.page.reload()

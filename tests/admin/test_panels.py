@@ -98,6 +98,15 @@ def test_counters_and_configuration() -> None:
     assert "4 layers × 2 KV heads × 64" in config
 
 
+def test_the_scorer_in_force_is_shown_beside_what_was_left_open() -> None:
+    def shown(configured: str, **told: str) -> str:
+        return panels.config_table(MemorySnapshot.parse(report(4, 2, config={"scorer": configured}) | told))
+
+    assert "<th>Scorer</th><td>auto (keyvalue_query)</td>" in shown("auto", scorer="keyvalue_query")
+    assert "<th>Scorer</th><td>keydiff</td>" in shown("keydiff", scorer="keydiff")
+    assert "<th>Scorer</th><td>auto</td>" in shown("auto"), "an engine that does not tell"
+
+
 def test_nothing_from_outside_becomes_markup() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2))
     row = SequenceRow(EVIL, EVIL, 1, 0, 1, None)
@@ -106,6 +115,7 @@ def test_nothing_from_outside_becomes_markup() -> None:
         sequences=(row,),
         model={**snapshot.model, "name": EVIL},
         config={**snapshot.config, "profile": EVIL},
+        scorer=EVIL,
     )
     texts = (
         panels.header("ready", EVIL, 1.0),

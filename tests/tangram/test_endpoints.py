@@ -199,6 +199,7 @@ async def test_memory_of_all_and_of_one() -> None:
         whole = await http.memory()
         assert [sequence["id"] for sequence in whole["sequences"]] == ["run", "idle a/b?c", "prefix"]
         assert whole["pool"]["pages"] == SNAPSHOT.pages
+        assert (whole["config"]["scorer"], whole["scorer"]) == ("auto", "keyvalue")
         one = await http.memory("idle a/b?c")
         assert one["heads"]["tokens_kept"] == [[100] * 3] * 4
         with pytest.raises(EngineRejected, match="gone is not in the pool: it was evicted or never") as error:
