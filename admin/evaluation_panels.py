@@ -54,10 +54,18 @@ def _provenance(found: Mapping[str, Any]) -> str:
     made, probe, names = found["settings"], found["probe"], [one["profile"] for one in found["profiles"]]
     return (
         f"{names[0]} against {_called(names[1])}, at retention {percent_text(made['retention'])} and safety "
-        f"margin {made['alpha']:g}, on {probe['passages']} texts of {probe['tokens']:,} tokens; "
-        f"{found['model']['name']} in {found['dtype']}, {made_at}, "
+        f"margin {made['alpha']:g}{_ranked(found)}, on {probe['passages']} texts of "
+        f"{probe['tokens']:,} tokens; {found['model']['name']} in {found['dtype']}, {made_at}, "
         f"{duration_text(found['seconds'])}."
     )
+
+
+def _ranked(found: Mapping[str, Any]) -> str:
+    """By which scorer; "" in results that do not tell, as those of earlier releases."""
+    first, second = (one.get("scorer", "") for one in found["profiles"])
+    if not first or not second:
+        return ""
+    return f", ranked by {first}" + ("" if first == second else f" against {second}")
 
 
 def _called(name: str) -> str:

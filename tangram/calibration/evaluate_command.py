@@ -74,12 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table(found: dict[str, Any]) -> list[str]:
     """The result for a terminal."""
-    lines = [f"{'':<28} right   loss of an answer   loss of text"]
-    rows = [("everything kept", found["everything"])]
+    lines = [f"{'':<28} right   loss of an answer   loss of text   scorer"]
+    rows = [("everything kept", found["everything"] | {"scorer": "-"})]
     rows += [(one["profile"], one) for one in found["profiles"]]
     for name, one in rows:
         count = f"{one['right']}/{one['asked']}"
-        lines.append(f"{name[:28]:<28} {count:>5}   {one['answer_loss']:>17.3f}   {one['text_loss']:>12.3f}")
+        figures = f"{count:>5}   {one['answer_loss']:>17.3f}   {one['text_loss']:>12.3f}"
+        lines.append(f"{name[:28]:<28} {figures}   {one['scorer']}")
     names = [one["profile"] for one in found["profiles"]]
     if found["difference"] is not None:
         return [*lines, *sentences(found, names[0], names[1])]

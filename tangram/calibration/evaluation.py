@@ -73,12 +73,14 @@ def evaluate(
     ways = [(whole, build_geometry(whole, shape)), *zip(configs, geometries, strict=True)]
     texts = passages(frame_of(reader.tokenizer), settings, reader.identity.max_model_len, count, facts)
     found: list[list[Figures]] = [[] for _ in ways]
+    scorers = [""] * len(ways)
     total = len(texts) * len(ways)
     on_progress(Progress(0, total))
     for text in texts:
-        for figures, (config, geometry) in zip(found, ways, strict=True):
+        for place, (config, geometry) in enumerate(ways):
             cache = Replay(reader, head, config, geometry, len(text.tokens) + QUESTION_ROOM)
-            figures.append(_tried(cache, text))
+            scorers[place] = cache.scorer.name
+            found[place].append(_tried(cache, text))
             on_progress(Progress(sum(map(len, found)), total))
     everything, *each = (Figures.joined(parts) for parts in found)
     return {
@@ -94,8 +96,8 @@ def evaluate(
         "probe": {"hash": hash_of(texts), "passages": len(texts), "tokens": len(texts[0].tokens)},
         "everything": everything.to_dict(),
         "profiles": [
-            _profile(name) | {"budget": geometry.budget} | figures.to_dict()
-            for name, geometry, figures in zip(profiles, geometries, each, strict=True)
+            _profile(name) | {"budget": geometry.budget, "scorer": scorer} | figures.to_dict()
+            for name, geometry, scorer, figures in zip(profiles, geometries, scorers[1:], each, strict=True)
         ],
         "difference": difference(*each) if len(each) == 2 else None,
     }

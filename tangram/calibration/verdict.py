@@ -2,8 +2,9 @@
 
 The result of ``tangram evaluate`` is one JSON object: ``everything`` (the whole cache) and each of
 ``profiles`` have ``right`` of ``asked`` answers, ``answer_loss`` (nats an answer, mean) and ``text_loss``
-(nats a token); ``difference`` compares the first profile with the second. Without torch: the console reads
-it too.
+(nats a token). Each of ``profiles`` has the ``scorer`` in force with it, which the setting ``auto`` leaves to
+the profile. ``difference`` compares the first profile with the second. Without torch: the console reads it
+too.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_how_trying_goes_and_ends() -> None:
 def test_a_model_that_answers_nothing_is_said_to(tmp_path: Path) -> None:
     assert result_panel(None) == ""
     mute = Figures((False,) * 6, (9.0,) * 6, (2.0, 2.1))
-    found = {
+    found: dict[str, Any] = {
         "created": "2026-11-30T12:17:33+00:00",
         "model": {"name": "<m>"},
         "settings": {"retention": 0.25, "alpha": 1.0},
@@ -128,6 +128,15 @@ def test_a_model_that_answers_nothing_is_said_to(tmp_path: Path) -> None:
     assert text.count("0 of 6</td>") == 3
     assert "p.json against equal budgets, at retention 25%" in text
     assert "&lt;m&gt; in float32, 2026-11-30 12:17 UTC, 3 min 8 s." in text
+    assert "ranked by" not in text, "an earlier release did not tell"
+
+    def told(*scorers: str) -> str:
+        named = [one | {"scorer": by} for one, by in zip(found["profiles"], scorers, strict=True)]
+        return result_panel(found | {"profiles": named})
+
+    assert "safety margin 1, ranked by keydiff, on 1 texts" in told("keydiff", "keydiff")
+    differ = told("keyvalue_query", "<b>")
+    assert "safety margin 1, ranked by keyvalue_query against &lt;b&gt;, on 1 texts" in differ
 
 
 def test_a_comparison_in_words_and_tables(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def main() -> int:
         "probe": {"passages": 4, "tokens": 1344},
         "everything": FIGURES,
         "profiles": [
-            {"profile": Path(name).name, "file_hash": known} | FIGURES
+            {"profile": Path(name).name, "file_hash": known, "scorer": "keyvalue"} | FIGURES
             for name, known in zip(options.profiles, hashes, strict=True)
         ],
         "difference": {"first_only": 1, "second_only": 1, "chance": 1.0}

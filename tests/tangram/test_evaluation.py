@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,9 @@ from tangram.calibration.verdict import Figures, difference, sentences
 from tangram.cli import main
 from tangram.config import TangramConfig
 from tangram.errors import ConfigError
+from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.profile import Profile
-from tests.tangram.calibrated import random_model
+from tests.tangram.calibrated import IDENTITY, made_profile, mean_queries_of, random_model
 from tests.tiny_models import random_llama
 
 SMALL = TangramConfig(chunk=128, window=32, rewind=32, retention=0.25, group_size=2, profile=None)
@@ -140,6 +142,46 @@ def test_two_profiles_are_compared_and_kept(
     assert found["difference"]["text_loss"]["mean"] == pytest.approx(mean)
     assert "This model cannot answer the probe even with everything kept (0 of 4)" in shown.out
     assert "uneven.json" in shown.out
+
+
+def test_the_scorer_of_each_profile_is_named_where_profiles_choose(
+    llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import AutoConfig
+
+    identity = replace(
+        IDENTITY,
+        layers=3,
+        kv_heads=2,
+        head_size=32,
+        config_hash=config_fingerprint(AutoConfig.from_pretrained(llama).get_text_config()),
+        weights_hash=weights_fingerprint(str(llama)),
+    )
+    plain = made_profile(identity=identity)
+    plain.save(tmp_path / "plain.json")
+    mean_queries_of(plain).save(tmp_path / "asked.json")
+    monkeypatch.setattr(evaluation, "evaluate", partial(evaluate, count=1, facts=1))
+
+    def found(*profiles: str, **settings: str) -> tuple[list[dict[str, Any]], list[str]]:
+        files = [str(tmp_path / name) if name != "none" else name for name in profiles]
+        out = tmp_path / "found.json"
+        words = ["--model", str(llama), "--settings", json.dumps(SMALL.to_dict() | settings)]
+        assert main(["evaluate", *files, *words, "--out", str(out)]) == 0
+        result = json.loads(out.read_text())
+        assert result["settings"]["scorer"] == settings.get("scorer", "auto")
+        return result["profiles"], [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:4]]
+
+    (asked, without), last = found("asked.json", "plain.json")
+    assert (asked["scorer"], without["scorer"]) == ("keyvalue_query", "keyvalue")
+    assert last == ["scorer", "-", "keyvalue_query", "keyvalue"]
+    assert asked["text_loss"] != without["text_loss"], "the budgets are the same"
+    (same, even), last = found("asked.json", "none", scorer="keyvalue")
+    assert same["scorer"] == even["scorer"] == "keyvalue"
+    assert last == ["scorer", "-", "keyvalue", "keyvalue"]
+    assert same["text_loss"] == without["text_loss"]
 
 
 def test_what_cannot_be_evaluated_is_refused_in_a_line(
