@@ -10,10 +10,9 @@ from benchmarks.accuracy.samples import DIALOGUE
 from benchmarks.accuracy.tasks import TASKS
 from tangram.config import WITH_QUERIES, WITHOUT_QUERIES
 
-DEFAULT = WITHOUT_QUERIES
-"""The scorer of conditions that name none, and of the bars: what the engine's default, auto, is without mean
-queries, so that calibrated and equal budgets are ranked alike."""
-METHODS = (DEFAULT, WITH_QUERIES, "keydiff", "expected_attention", "snapkv")
+DEFAULT = WITH_QUERIES
+"""The engine's default with a profile of the release."""
+METHODS = (DEFAULT, WITHOUT_QUERIES, "keydiff", "expected_attention", "snapkv")
 """Scorers that are measured with budgets of the profile."""
 DYNAMIC = ("keydiff", "expected_attention", "snapkv")
 """Those whose static budgets are compared with dynamic ones: their scores can be compared between heads, as
@@ -35,7 +34,7 @@ MAIN = (
 )
 """The cells of most conditions, the most telling ones first."""
 FEWER = ("multi_key", "single", "many_keys", "multi_value", "people", LOSS)
-"""Those of other scorers than :data:`DEFAULT`."""
+"""Those of other scorers than the default."""
 FIRST, THEN = ("multi_key", "single"), ("multi_value", "people")
 """Those of what runs one sample at a time: in two jobs, so that the first ones do not wait for the others."""
 
@@ -104,7 +103,7 @@ Row = tuple[Condition, tuple[str, ...]]
 
 
 def budgets_at(retention: float, *names: str) -> list[Row]:
-    """:data:`DEFAULT` with these budgets."""
+    """The default scorer with these budgets."""
     return [(Condition("engine", name, retention), MAIN) for name in names]
 
 
@@ -114,7 +113,7 @@ def methods(own: Sequence[str]) -> Iterator[Row]:
     presses = [Condition("kvpress", "press", 0.25, press) for press in PRESSES]
     yield from ((condition, FIRST) for condition in dynamic)
     for method in METHODS[1:]:
-        yield Condition("engine", "profile", 0.25, method), MAIN if method == WITH_QUERIES else FEWER
+        yield Condition("engine", "profile", 0.25, method), MAIN if method == WITHOUT_QUERIES else FEWER
     yield from ((condition, FIRST) for condition in presses)
     yield from ((Condition("engine", "uniform", 0.25, method), FEWER) for method in METHODS[1:])
     yield from ((Condition("engine", "own", 0.25, method), FEWER) for method in own)
