@@ -12,14 +12,25 @@ import plotly.graph_objects as go
 
 BARS = {
     "full": ("all kept", "#7a7a7a"),
-    "profile keyvalue 0.25": ("calibrated, keyvalue", "#084594"),
-    "profile keydiff 0.25": ("calibrated, keydiff", "#6baed6"),
-    "uniform keyvalue 0.25": ("equal, keyvalue", "#d95f02"),
-    "uniform keydiff 0.25": ("equal, keydiff", "#fdae6b"),
-    "shuffled keyvalue 0.25": ("shuffled, keyvalue", "#b22222"),
-    "shuffled keydiff 0.25": ("shuffled, keydiff", "#e9a3a3"),
+    "profile keyvalue_query 0.25": ("calibrated, keyvalue_query", "#084594"),
+    "profile keyvalue 0.25": ("calibrated, keyvalue", "#6baed6"),
+    "uniform keyvalue_query 0.25": ("equal, keyvalue_query", "#d95f02"),
+    "uniform keyvalue 0.25": ("equal, keyvalue", "#fdae6b"),
+    "shuffled keyvalue_query 0.25": ("shuffled, keyvalue_query", "#b22222"),
 }
 """Conditions that are drawn, where they were measured: name and colour."""
+TASKS = {
+    "multi_key": "eight<br>alike",
+    "many_keys": "32<br>alike",
+    "single": "one<br>fact",
+    "dialogue": "ten<br>turns",
+    "near_keys": "near<br>names",
+    "multi_value": "several<br>values",
+    "people": "people",
+    "tracking": "tracking",
+    "common_words": "common<br>words",
+}
+"""What the documentation calls them, in two lines where one has no room."""
 LAYOUT: dict[str, Any] = {
     "template": "plotly_white",
     "width": 830,
@@ -65,12 +76,14 @@ def answers(model: str, rows: Sequence[Data]) -> go.Figure:
         "percent",
         barmode="group",
         yaxis={"title": {"text": "percent"}, "range": [0, 100]},
+        xaxis={"tickangle": 0, "categoryorder": "array", "categoryarray": list(TASKS.values())},
     )
     for condition, (name, colour) in BARS.items():
         own = [row for row in scored if row["condition"] == condition and row["cell"].endswith(f"@{length}")]
+        tasks = [row["cell"].partition("@")[0] for row in own]
         if own:
             made.add_bar(
-                x=[row["cell"].partition("@")[0] for row in own],
+                x=[TASKS.get(task, task) for task in tasks],
                 y=[100 * row["value"] for row in own],
                 error_y={
                     "array": [100 * (row["high"] - row["value"]) for row in own],

@@ -94,7 +94,7 @@ def test_accuracy(tmp_path: Path) -> None:
         f"h-m-{part}" for part in ("answers", *(f"kvzip-0.25-{p}" for p in ("kinds", "heads", "alpha")))
     }
     full, profile = figures["h-m-answers"].data
-    assert (full.name, full.x, full.y) == ("all kept", ("single",), (70.0,))
+    assert (full.name, full.x, full.y) == ("all kept", ("one<br>fact",), (70.0,))
     assert profile.error_y.array == pytest.approx((15.0,))
     assert figures["h-m-kvzip-0.25-kinds"].data[0].z == ([0.9, 0.8], [0.8, 0.7])
     assert figures["h-m-kvzip-0.25-alpha"].data[0].y == (0.5, 0.9)
