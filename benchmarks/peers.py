@@ -166,7 +166,7 @@ def load_flashinfer(modules: Path | None) -> Any:
     ahead, or else compiled now, which takes minutes.
 
     Raises:
-        PeerMissing: it is not there.
+        PeerMissing: it is not there, or its kernels are not and cannot be compiled.
     """
     try:
         module = importlib.import_module("flashinfer")
@@ -178,8 +178,14 @@ def load_flashinfer(modules: Path | None) -> Any:
             raise PeerMissing(f"flashinfer: no library in {modules}")
         # Where FlashInfer looks for libraries that came with it, before it compiles.
         environment.FLASHINFER_AOT_DIR = modules.resolve()
-    module.decode.get_batch_decode_module(*DECODE_MODULE)
-    module.decode.get_batch_prefill_module("fa2", *DECODE_MODULE, False)  # scores not in 16 bits
+    try:
+        module.decode.get_batch_decode_module(*DECODE_MODULE)
+        module.decode.get_batch_prefill_module("fa2", *DECODE_MODULE, False)  # scores not in 16 bits
+    except RuntimeError as error:
+        raise PeerMissing(
+            f"flashinfer: no kernels: {error}\nbenchmarks/flashinfer_modules.py compiles them ahead: name "
+            "its folder with --flashinfer-modules"
+        ) from error
     return module
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -289,6 +290,19 @@ def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda_decode.sys, "argv", ["cuda_decode.py", "--peers", name])
         with pytest.raises(SystemExit, match=f"^{name}: "):
             cuda_decode.main()
+
+
+def test_a_peer_without_its_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*what: object) -> None:
+        raise RuntimeError("JIT compilation is disabled")
+
+    flashinfer = SimpleNamespace(decode=SimpleNamespace(get_batch_decode_module=build))
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: flashinfer)
+    monkeypatch.setattr(cuda_decode.sys, "argv", ["cuda_decode.py", "--peers", "flashinfer"])
+    with pytest.raises(
+        SystemExit, match=r"^flashinfer: no kernels: JIT compilation .*\n.*--flashinfer-modules$"
+    ):
+        cuda_decode.main()
 
 
 def test_rows_of_the_bars_come_first() -> None:
