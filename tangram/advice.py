@@ -146,4 +146,9 @@ def weaknesses(profile: Profile, known: Calibration) -> list[str]:
     covered = coverage(needs, alpha, profile.floor)
     if covered < COVERED:
         notes.append(f"alpha {alpha:g} covers {covered:.0%} of the samples' needs, before scaling")
+    if known.mean_queries is None:
+        notes.append(
+            "it holds no mean queries, so that the scorer auto is keyvalue, not keyvalue_query: "
+            "`tangram profile add-queries` adds them"
+        )
     return notes

@@ -76,6 +76,11 @@ def _flag(text: Any) -> bool:
     return word in ("on", "true", "1", "yes")
 
 
+def _scorer(text: Any) -> str:
+    word = str(text).strip()
+    return AUTO if word.lower() == AUTO else word
+
+
 def _choice(text: Any) -> bool | None:
     return None if text is None or str(text).strip().lower() == "auto" else _flag(text)
 
@@ -92,7 +97,7 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "page_tokens": (_whole, "a whole number of tokens"),
     "group_size": (_group_size, "a whole number of heads, or 'auto'"),
     "scope": (str, f"one of {', '.join(SCOPES)}"),
-    "scorer": (str, f"one of {', '.join(SCORERS)}, or auto"),
+    "scorer": (_scorer, f"one of {', '.join(SCORERS)}, or auto"),
     "query_window": (_whole, "a whole number of tokens"),
     "alpha": (_number, "a number such as 1.0"),
     "rewind": (_whole, "a whole number of tokens"),

@@ -18,6 +18,7 @@ from tangram.geometry import Geometry
 from tangram.profile import Profile
 from tangram.ranks import Ranks
 from tangram.rotary import FUTURE, Rotary
+from tangram.scorers import Need, get_scorer
 
 
 def scorer_in_force(config: TangramConfig, profile: Profile, rotary: Callable[[], Rotary | None]) -> str:
@@ -26,8 +27,17 @@ def scorer_in_force(config: TangramConfig, profile: Profile, rotary: Callable[[]
     Args:
         profile: that decides about budgets.
         rotary: how the model rotates; raises UnsupportedError where that is not known.
+
+    Raises:
+        ProfileError, UnsupportedError: what the configured scorer must know is not known, and something is to
+            be ranked.
     """
     if config.scorer != AUTO:
+        needs = get_scorer(config.scorer).needs if config.retention < 1.0 else frozenset()
+        if Need.MEAN_QUERY in needs:
+            profile.mean_queries()
+        if needs & {Need.ROTARY, Need.MEAN_QUERY}:
+            rotary()
         return config.scorer
     try:
         profile.mean_queries()

@@ -136,7 +136,9 @@ class Profile:
             if known is not None:
                 way = "`tangram profile add-queries` adds them"
             named = self.source != UNIFORM
-            lacking = f"the profile {self.source} has none" if named else "there is no profile"
+            lacking = f"the profile {self.source} has none"
+            if not named:
+                lacking = "no profile decides (none is named, or the scope is uniform)"
             raise ProfileError(
                 f"the scorer keyvalue_query needs a profile's mean queries, and {lacking}: {way}, "
                 "or choose the scorer keyvalue"
@@ -209,7 +211,17 @@ def load_of_model(path: str | Path, model: ModelShape | ModelIdentity) -> Profil
     profile = Profile.load(path, model.layers, model.kv_heads)
     if profile.calibration is not None:
         profile.calibration.model.refuse_other(str(path), model.config_hash, model.weights_hash)
+        _refuse_other_width(profile.calibration, model.head_size, str(path))
     return profile
+
+
+def _refuse_other_width(known: Calibration, head_size: int, path: str) -> None:
+    """What heads are asked is as wide as they are, which no fingerprint of a configuration tells."""
+    if known.mean_queries is not None and known.model.head_size != head_size:
+        raise ProfileError(
+            f"profile {path} is for another model: its mean queries are of KV heads of size "
+            f"{known.model.head_size}, and this model's are of {head_size}; calibrate this one"
+        )
 
 
 def load_profile(config: TangramConfig, shape: ModelShape) -> Profile:

@@ -25,6 +25,8 @@ FORMAT = "tangram-profile"
 VERSION = 2
 READS = (1, 2)
 DEFAULT_FLOOR = 0.05
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+"""Engines hold mean queries in float32."""
 KEY_SCORER = "keydiff"
 """The score of keys by which needs are noted for an engine to compare with."""
 KEY_SHARE = 0.5
@@ -309,9 +311,9 @@ def _mean_queries(value: Any, size: tuple[int, int, int], path: str | Path) -> t
         return None
     layers, heads, width = size
     rows = [row for layer in value for row in layer] if _nested(value, layers, heads) else []
-    if not rows or not all(_nested(row, width) and all(map(_is_number, row)) for row in rows):
+    if not rows or not all(_nested(row, width) and all(map(_is_float32, row)) for row in rows):
         raise ProfileError(
-            f"profile {path} is damaged: 'mean_queries' must be numbers of {layers} layers x "
+            f"profile {path} is damaged: 'mean_queries' must be numbers (float32) of {layers} layers x "
             f"{heads} KV heads x {width}"
         )
     return tuple(as_matrix(layer) for layer in value)
@@ -338,6 +340,10 @@ def _nested(value: Any, count: int, each: int | None = None) -> bool:
 def _is_number(value: Any) -> bool:
     """Whether a float can hold it; JSON knows larger numbers, and those that are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_float32(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= FLOAT32_MAX
 
 
 def _tables(value: Any, name: str, size: tuple[int, int], count: Any, path: str | Path) -> tuple[Matrix, ...]:

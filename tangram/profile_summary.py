@@ -125,6 +125,7 @@ def _differences(a: Profile, b: Profile) -> dict[str, list[Any]]:
     ours, theirs = (
         {"model": known.model.name, "weights": known.model.weights_hash, "samples": known.samples}
         | {"samples_hash": known.samples_hash[:12], "created": known.created}
+        | {"mean queries": "none" if known.mean_queries is None else "held"}
         | known.settings
         for known in (a.calibration, b.calibration)
     )

@@ -16,22 +16,29 @@ from tangram.errors import UnsupportedError
 FUTURE = 512
 """Positions behind a boundary over which scores average the rotation of queries to come."""
 
-INTERLEAVED = frozenset({"glm4", "gptj", "ernie4_5", "ernie4_5_moe"})
-"""Model types that rotate neighbouring elements; all others rotate the two halves of the rotated part."""
+INTERLEAVED = frozenset({"glm", "glm4", "gptj", "ernie4_5", "ernie4_5_moe", "helium"})
+"""Model types that rotate neighbouring elements; all others rotate the two halves of the rotated part.
+``tests/tangram/test_rotary.py`` compares them with transformers' own code."""
 
 UNKNOWN = frozenset(
     {
+        "blt",
         "chatglm",
+        "codegen",
         "cohere",
         "cohere2",
         "cohere2_moe",
         "exaone4",
         "exaone_moe",
+        "deepseek_v4",
         "nemotron-nas",
         "granitemoehybrid",
+        "llama4",
+        "llama4_text",
     }
 )
-"""Model types whose layers do not all rotate as their configuration alone says."""
+"""Model types whose layers do not all rotate as their configuration alone says, or otherwise here than
+there: vLLM puts the halves of Llama 4's heads where transformers has neighbours."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,14 @@ def find_rotary(
     """
     parameters = getattr(hf_config, "rope_parameters", None) or {}
     model = str(getattr(hf_config, "model_type", ""))
+    if model in UNKNOWN:
+        raise _unsupported(f"how models of type {model} rotate")
     # Models that mix kinds of layers name the parameters of each kind.
     layer_type = "full_attention" if isinstance(parameters.get("full_attention"), dict) else None
     parameters = parameters if layer_type is None else parameters[layer_type]
     if not parameters:
         return None
-    if model in UNKNOWN or "mrope_section" in parameters or "rope_theta" not in parameters:
+    if "mrope_section" in parameters or "rope_theta" not in parameters:
         raise _unsupported(f"how models of type {model} rotate")
     one = _frequencies(hf_config, parameters, layer_type, head_size, max_model_len)
     rotated = getattr(hf_config, "no_rope_layers", None) or [1] * layers  # 1: this layer is rotated
@@ -109,7 +118,8 @@ def _frequencies(
         width = getattr(hf_config, "rotary_dim", None) or int(
             head_size * parameters.get("partial_rotary_factor", 1.0)
         )
-        powers = torch.arange(0, width, 2, dtype=torch.float32) / width
+        # Named, as models are built where another device is the default, and one of them holds no numbers.
+        powers = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
         return 1.0 / parameters["rope_theta"] ** powers
     if kind not in ("linear", "llama3", "yarn", "longrope"):
         raise _unsupported(f"rotary embeddings of type {kind}")

@@ -12,7 +12,7 @@ import torch
 from vllm.platforms import current_platform
 
 from kernels.layout import RaggedLayout
-from tangram.config import PROFILE_SCORERS, TangramConfig
+from tangram.config import TangramConfig
 from tangram.errors import UnsupportedError
 from tangram.geometry import Geometry
 from tangram.identity import config_fingerprint, weights_fingerprint
@@ -46,8 +46,6 @@ class Runtime:
         profile = in_force(config, shape)
         cpu = torch.device("cpu")
         scorer = scorer_in_force(config, profile, lambda: rotary_of(vllm_config, shape.layers, cpu))
-        if scorer in PROFILE_SCORERS and config.retention < 1.0:
-            profile.mean_queries()  # refused before the model is loaded
         return cls(config, shape, profile, build_geometry(config, shape, profile), scorer)
 
     def row(self, layer: int) -> int:

@@ -21,7 +21,7 @@ from tangram.advice import shape_of
 from tangram.calibration.framing import frame_of
 from tangram.calibration.model import Reader, load_whole
 from tangram.calibration.passages import QUESTION_ROOM, SCORED, Passage, hash_of, passages
-from tangram.calibration.replay import Replay
+from tangram.calibration.replay import Replay, ranked_by
 from tangram.calibration.room import compute_type
 from tangram.calibration.verdict import FORMAT, VERSION, Figures, difference, file_hash
 from tangram.cli import own_version
@@ -69,18 +69,17 @@ def evaluate(
     shape = shape_of(reader.identity)
     configs = [_config(settings, profile) for profile in profiles]
     geometries = [build_geometry(config, shape) for config in configs]
+    scorers = [ranked_by(reader, config)[1] for config in configs]
     whole = replace(settings, profile=None, retention=1.0)
     ways = [(whole, build_geometry(whole, shape)), *zip(configs, geometries, strict=True)]
     texts = passages(frame_of(reader.tokenizer), settings, reader.identity.max_model_len, count, facts)
     found: list[list[Figures]] = [[] for _ in ways]
-    scorers = [""] * len(ways)
     total = len(texts) * len(ways)
     on_progress(Progress(0, total))
     for text in texts:
-        for place, (config, geometry) in enumerate(ways):
+        for figures, (config, geometry) in zip(found, ways, strict=True):
             cache = Replay(reader, head, config, geometry, len(text.tokens) + QUESTION_ROOM)
-            scorers[place] = cache.scorer.name
-            found[place].append(_tried(cache, text))
+            figures.append(_tried(cache, text))
             on_progress(Progress(sum(map(len, found)), total))
     everything, *each = (Figures.joined(parts) for parts in found)
     return {
@@ -97,7 +96,7 @@ def evaluate(
         "everything": everything.to_dict(),
         "profiles": [
             _profile(name) | {"budget": geometry.budget, "scorer": scorer} | figures.to_dict()
-            for name, geometry, scorer, figures in zip(profiles, geometries, scorers[1:], each, strict=True)
+            for name, geometry, scorer, figures in zip(profiles, geometries, scorers, each, strict=True)
         ],
         "difference": difference(*each) if len(each) == 2 else None,
     }

@@ -23,9 +23,20 @@ from tangram.calibration.oracle import LastQueries, chunk_of
 from tangram.config import TangramConfig
 from tangram.geometry import Geometry
 from tangram.mean_queries import MeanQueries, scorer_in_force
-from tangram.profile import in_force
+from tangram.profile import Profile, in_force
 from tangram.scorers import Need, get_scorer
 from tangram.sealing import comparable
+
+
+def ranked_by(reader: Reader, config: TangramConfig) -> tuple[Profile, str]:
+    """The profile that decides about a model's budgets, and the name of the scorer in force with it.
+
+    Raises:
+        ProfileError, UnsupportedError: they cannot work, see
+            :func:`tangram.mean_queries.scorer_in_force`.
+    """
+    profile = in_force(config, shape_of(reader.identity))
+    return profile, scorer_in_force(config, profile, lambda: rotary_of(reader))
 
 
 class Replay:
@@ -57,8 +68,8 @@ class Replay:
     ) -> None:
         self.reader, self.head, self.config, self.geometry = reader, head, config, geometry
         self.dynamic, self.floor = dynamic, floor
-        profile = in_force(config, shape_of(reader.identity))
-        self.scorer = get_scorer(scorer_in_force(config, profile, lambda: rotary_of(reader)))
+        profile, name = ranked_by(reader, config)
+        self.scorer = get_scorer(name)
         self.length = 0
         self.cache = reader.new_cache()
         self.kept = torch.ones(

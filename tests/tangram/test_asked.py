@@ -10,7 +10,7 @@ import torch
 from kernels import ragged_seal
 from tangram import mean_queries, runtime, shipped
 from tangram.config import TangramConfig
-from tangram.errors import UnsupportedError
+from tangram.errors import ProfileError, UnsupportedError
 from tangram.geometry import Geometry
 from tangram.mean_queries import Asked, MeanQueries, scorer_in_force
 from tangram.profile import Profile, load_profile_file
@@ -114,5 +114,13 @@ def test_auto_looks_at_what_heads_are_asked_where_that_is_known() -> None:
     assert scorer_in_force(auto, known, unknown) == "keyvalue"
     assert scorer_in_force(auto, plain, lambda: None) == "keyvalue"
     assert scorer_in_force(TangramConfig(scorer="knorm"), known, unknown) == "knorm"
+    with pytest.raises(UnsupportedError, match="how it rotates"):
+        scorer_in_force(TangramConfig(scorer="keyvalue_query", retention=0.5), known, unknown)
+    with pytest.raises(UnsupportedError, match="how it rotates"):
+        scorer_in_force(TangramConfig(scorer="expected_attention", retention=0.5), plain, unknown)
+    with pytest.raises(ProfileError, match="no profile decides"):
+        scorer_in_force(TangramConfig(scorer="keyvalue_query", retention=0.5), plain, lambda: None)
+    nothing = TangramConfig(scorer="keyvalue_query", retention=1.0)
+    assert scorer_in_force(nothing, plain, unknown) == "keyvalue_query", "nothing is ranked"
     assert auto.steps_wide(on_gpu=True)
     assert not auto.observed

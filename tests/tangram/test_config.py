@@ -40,7 +40,7 @@ def test_wide_steps_are_left_to_the_device_unless_told(given: str, on_gpu: bool,
 
 def test_the_profile_chooses_the_scorer_unless_told() -> None:
     config = TangramConfig()
-    assert config.scorer == "auto"
+    assert config.scorer == "auto" == TangramConfig.from_mapping({"scorer": " AUTO"}).scorer
     assert TangramConfig.from_mapping({"wide_steps": "on"}).steps_wide(on_gpu=False), "auto is fused"
     assert not config.observed
 

@@ -20,7 +20,7 @@ from tangram.calibration.statistics import sign_test
 from tangram.calibration.verdict import Figures, difference, sentences
 from tangram.cli import main
 from tangram.config import TangramConfig
-from tangram.errors import ConfigError
+from tangram.errors import ConfigError, ProfileError
 from tangram.identity import config_fingerprint, weights_fingerprint
 from tangram.profile import Profile
 from tests.tangram.calibrated import IDENTITY, made_profile, mean_queries_of, random_model
@@ -182,6 +182,14 @@ def test_the_scorer_of_each_profile_is_named_where_profiles_choose(
     assert same["scorer"] == even["scorer"] == "keyvalue"
     assert last == ["scorer", "-", "keyvalue", "keyvalue"]
     assert same["text_loss"] == without["text_loss"]
+
+
+def test_a_scorer_that_lacks_something_is_refused_before_anything_is_read(llama: Path, uneven: str) -> None:
+    read: list[object] = []
+    asking = replace(SMALL, scorer="keyvalue_query")
+    with pytest.raises(ProfileError, match="has none: name one"):
+        evaluate(str(llama), [uneven, "none"], asking, on_progress=read.append, count=1, facts=1)
+    assert read == []
 
 
 def test_what_cannot_be_evaluated_is_refused_in_a_line(

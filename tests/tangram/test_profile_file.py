@@ -18,7 +18,7 @@ from tangram import cli
 from tangram.config import TangramConfig
 from tangram.errors import ProfileError
 from tangram.identity import config_fingerprint, weights_fingerprint
-from tangram.profile import ModelShape, Profile, in_force
+from tangram.profile import ModelShape, Profile, in_force, load_of_model
 from tangram.profile_file import QueryOrigin
 from tests.tangram.calibrated import IDENTITY, also_at, key_needs_of, made_profile, mean_queries_of
 from tests.tiny_models import LLAMA, random_llama, write_config
@@ -120,7 +120,7 @@ def test_a_single_changed_digit_is_noticed(path: Path) -> None:
         *(
             (
                 lambda d, value=value: d["calibration"].update(mean_queries=value),
-                "'mean_queries' must be numbers of 4 layers x 3 KV heads x 64",
+                "'mean_queries' must be numbers (float32) of 4 layers x 3 KV heads x 64",
             )
             for value in (
                 {},
@@ -129,6 +129,7 @@ def test_a_single_changed_digit_is_noticed(path: Path) -> None:
                 [[[0.5] * 64] * 2] * 4,
                 [[[0.5] * 63] * 3] * 4,
                 [[[True] * 64] * 3] * 4,
+                [[[1e39] * 64] * 3] * 4,
                 [[["0"] * 64] * 3] * 4,
                 [[[1e999] * 64] * 3] * 4,
                 [[[10**400] * 64] * 3] * 4,
@@ -151,7 +152,7 @@ def test_bad_files_are_refused(path: Path, change: Callable[[dict[str, Any]], An
 @pytest.mark.parametrize(
     ("profile", "says"),
     [
-        (Profile.uniform(4, 3), "there is no profile: name one"),
+        (Profile.uniform(4, 3), r"no profile decides \(none is named, or the scope is uniform\): name one"),
         (
             replace(made_profile(), source="p.json"),
             "the profile p.json has none: `tangram profile add-queries` adds them",
@@ -335,17 +336,39 @@ def test_diff_names_the_heads_that_differ_most(
     assert "they cannot be compared" in capsys.readouterr().err
 
 
+def test_diff_tells_which_one_has_mean_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [str(tmp_path / name) for name in ("plain.json", "asked.json")]
+    made_profile().save(names[0])
+    mean_queries_of(made_profile()).save(names[1])
+    assert cli.main(["profile", "diff", *names]) == 0
+    assert "mean queries: none in A, held in B" in capsys.readouterr().out.splitlines()
+
+
+def test_mean_queries_are_of_heads_as_wide_as_the_model_s(tmp_path: Path) -> None:
+    """No fingerprint of a configuration has the width of a head, and weights may not be at hand."""
+    wider = replace(IDENTITY, head_size=2 * IDENTITY.head_size, weights_hash=None)
+    for profile, fits in ((made_profile(), True), (mean_queries_of(made_profile()), False)):
+        profile.save(tmp_path / "p.json")
+        load_of_model(tmp_path / "p.json", IDENTITY)
+        if fits:
+            load_of_model(tmp_path / "p.json", wider)
+            continue
+        with pytest.raises(ProfileError, match="of KV heads of size 64, and this model's are of 128"):
+            load_of_model(tmp_path / "p.json", wider)
+
+
 def test_check_names_what_weakens_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.json"
     made_profile(3).save(path)
     assert cli.main(["profile", "check", str(path)]) == 0
     weak = capsys.readouterr().out
+    assert "no mean queries, so that the scorer auto is keyvalue" in weak
     assert "3 samples are few" in weak
     assert "alpha 1 covers" in weak
     sure = made_profile(40)
     assert sure.calibration is not None
     known = replace(sure.calibration, settings=sure.calibration.settings | {"alpha": 2.0})
-    replace(sure, calibration=known).save(path)
+    mean_queries_of(replace(sure, calibration=known)).save(path)
     assert cli.main(["profile", "check", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}: in order\n"
     path.write_text("{")

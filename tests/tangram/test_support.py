@@ -330,7 +330,7 @@ def test_the_log_says_how_the_cache_is_cut_and_what_to_mind(llama: Path, said: l
         (["--additional-config", '{"tangram": {"group_size": 99}}'], "--tangram-group-size: must be at most"),
         (
             ["--additional-config", '{"tangram": {"scorer": "keyvalue_query"}}'],
-            "the scorer keyvalue_query needs a profile's mean queries, and there is no profile: name one",
+            "the scorer keyvalue_query needs a profile's mean queries, and no profile decides (none",
         ),
     ],
 )
