@@ -18,7 +18,7 @@ from tangram.calibration.command import (
     say,
 )
 from tangram.calibration.verdict import sentences
-from tangram.config import NONE, TangramConfig
+from tangram.config import AUTO, NONE, WITHOUT_QUERIES, TangramConfig
 from tangram.errors import TangramError
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "kept and with the budgets of one profile or two.",
         allow_abbrev=False,
     )
-    parser.add_argument("profiles", nargs="+", metavar="FILE", help=f"a profile, or {NONE} for equal budgets")
+    parser.add_argument(
+        "profiles",
+        nargs="+",
+        metavar="FILE",
+        help=f"a profile, {AUTO} for the release's, or {NONE} for equal budgets",
+    )
     parser.add_argument("--model", required=True, metavar="MODEL", help="a directory or a hub id")
     parser.add_argument("--retention", type=float, metavar="SHARE", help="of the engine (default 0.5)")
     parser.add_argument("--alpha", type=float, metavar="A", help="safety margin (default 1)")
@@ -81,7 +86,13 @@ def table(found: dict[str, Any]) -> list[str]:
         count = f"{one['right']}/{one['asked']}"
         figures = f"{count:>5}   {one['answer_loss']:>17.3f}   {one['text_loss']:>12.3f}"
         lines.append(f"{name[:28]:<28} {figures}   {one['scorer']}")
+    lines.append("Losses are in nats, of an answer and of a token: less is better.")
     names = [one["profile"] for one in found["profiles"]]
+    if len({one["scorer"] for one in found["profiles"]}) > 1:
+        lines.append(
+            "Not only the budgets differ but also what ranks; "
+            f"""--settings '{{"scorer": "{WITHOUT_QUERIES}"}}' compares budgets alone."""
+        )
     if found["difference"] is not None:
         return [*lines, *sentences(found, names[0], names[1])]
     whole = found["everything"]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.functional import log_softmax
 
+from tangram import shipped
 from tangram.advice import shape_of
 from tangram.calibration.framing import frame_of
 from tangram.calibration.model import Reader, load_whole
@@ -25,7 +26,8 @@ from tangram.calibration.replay import Replay, ranked_by
 from tangram.calibration.room import compute_type
 from tangram.calibration.verdict import FORMAT, VERSION, Figures, difference, file_hash
 from tangram.cli import own_version
-from tangram.config import NONE, TangramConfig
+from tangram.config import AUTO, NONE, TangramConfig
+from tangram.errors import ProfileError
 from tangram.profile import build_geometry
 
 PASSAGES, FACTS = 4, 6
@@ -54,7 +56,7 @@ def evaluate(
     """Try one profile, or compare two.
 
     Args:
-        profiles: files, or ``none`` for equal budgets.
+        profiles: files, ``auto`` for the release's of this model, or ``none`` for equal budgets.
         settings: of the engine; its profile does not count.
 
     Returns:
@@ -64,6 +66,7 @@ def evaluate(
         TangramError: model, profiles or settings cannot work, or there is not enough memory.
     """
     began = time.monotonic()
+    profiles = [_file(profile, model) for profile in profiles]
     kind = compute_type(model, device, dtype)
     reader, head = load_whole(model, device, kind)
     shape = shape_of(reader.identity)
@@ -104,6 +107,15 @@ def evaluate(
 
 SHAPING = ("retention", "alpha", "scope", "group_size", "scorer", "chunk", "window", "sink", "page_tokens")
 """Settings that decide what a query sees."""
+
+
+def _file(profile: str, model: str) -> str:
+    if profile != AUTO:
+        return profile
+    found = shipped.find(model)
+    if found is None:
+        raise ProfileError(f"the release has no profile for the weights of {model}: name a file, or {NONE}")
+    return str(shipped.folder() / found.file)
 
 
 def _config(settings: TangramConfig, profile: str) -> TangramConfig:

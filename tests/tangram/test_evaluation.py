@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,18 +167,25 @@ def test_the_scorer_of_each_profile_is_named_where_profiles_choose(
     monkeypatch.setattr(evaluation, "evaluate", partial(evaluate, count=1, facts=1))
 
     def found(*profiles: str, **settings: str) -> tuple[list[dict[str, Any]], list[str]]:
-        files = [str(tmp_path / name) if name != "none" else name for name in profiles]
+        files = [str(tmp_path / name) if name.endswith(".json") else name for name in profiles]
         out = tmp_path / "found.json"
         words = ["--model", str(llama), "--settings", json.dumps(SMALL.to_dict() | settings)]
         assert main(["evaluate", *files, *words, "--out", str(out)]) == 0
         result = json.loads(out.read_text())
         assert result["settings"]["scorer"] == settings.get("scorer", "auto")
-        return result["profiles"], [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:4]]
+        lines = capsys.readouterr().out.splitlines()
+        differ = len({one["scorer"] for one in result["profiles"]}) > 1
+        assert any("compares budgets alone" in line for line in lines) is differ
+        return result["profiles"], [line.split()[-1] for line in lines[: len(profiles) + 2]]
 
     (asked, without), last = found("asked.json", "plain.json")
     assert (asked["scorer"], without["scorer"]) == ("keyvalue_query", "keyvalue")
     assert last == ["scorer", "-", "keyvalue_query", "keyvalue"]
     assert asked["text_loss"] != without["text_loss"], "the budgets are the same"
+    monkeypatch.setattr(evaluation.shipped, "find", lambda model: SimpleNamespace(file="asked.json"))
+    monkeypatch.setattr(evaluation.shipped, "folder", lambda: tmp_path)
+    (of_release,), _ = found("auto")
+    assert (of_release["profile"], of_release["scorer"]) == ("asked.json", "keyvalue_query")
     (same, even), last = found("asked.json", "none", scorer="keyvalue")
     assert same["scorer"] == even["scorer"] == "keyvalue"
     assert last == ["scorer", "-", "keyvalue", "keyvalue"]
@@ -199,6 +207,7 @@ def test_what_cannot_be_evaluated_is_refused_in_a_line(
         ([uneven, uneven, uneven], "at most two"),
         ([uneven, "--retention", "2"], "--retention: must be above 0"),
         (["missing.json"], "missing.json cannot be read"),
+        (["auto"], "the release has no profile for the weights of"),
         ([uneven, "--settings", '{"colour": 1}'], "--colour: is no setting"),
     ):
         assert main(["evaluate", "--model", str(llama), *words]) != 0
