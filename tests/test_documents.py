@@ -165,6 +165,17 @@ def test_documents_name_routes_that_exist() -> None:
                 assert known, f"{document.name}: {named}"
 
 
+def test_all_routes_of_the_engine_are_told() -> None:
+    """In the README, which gives their number too, and in the tables of the API's own document."""
+    source = (ROOT / "tangram" / "endpoints.py").read_text()
+    routes = set(re.findall(r'\("(?:GET|POST)", "(/tangram/[a-z]+)"', source))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    number, told = re.findall(r"It adds (\w+) routes,(.*?) and the cache's", readme, re.DOTALL)[0]
+    assert routes == set(re.findall(r"/tangram/[a-z]+", told))
+    assert ["four", "five", "six", "seven", "eight"][len(routes) - 4] == number
+    assert all(f" {route}`" in (ROOT / "docs" / "api.md").read_text(encoding="utf-8") for route in routes)
+
+
 def test_documents_name_variables_that_are_read() -> None:
     source = "\n".join(text for path, text in texts(repository_files()) if path.suffix != ".md")
     prefixed = {f"TANGRAM_{name.upper()}" for name in names_of_settings()}
