@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -111,6 +112,8 @@ class RaggedManager(SingleTypeKVCacheManager):
         at idle rows' expense when that is enough to grant them. A new request that does not fit, with
         reservation on as far as its last token, is told that it needs more than there is."""
         offer = self._accepted(new_computed_blocks)
+        if offer is not None and request_id not in self.req_to_blocks:
+            offer = self._offer = replace(offer, stays=self._room_for_both(request_id, num_tokens, offer))
         missing = self._missing(request_id, num_tokens, offer)
         beside = self.windows.missing(request_id, num_tokens, offer.length if offer else 0, *args, **kwargs)
         beside += sum(block.ref_cnt == 0 for block in offer.beside) if offer else 0
@@ -142,7 +145,7 @@ class RaggedManager(SingleTypeKVCacheManager):
             self._step,
             slots=offer.length,
             resumed=offer.length,
-            returned=not offer.forks,
+            returned=offer.row is not None and not offer.row.shared,
             raw_from=self._raw_from(offer),
             pinned=offer.row is not None and offer.row.pinned and not offer.forks,
             next_prefix=self.geometry.sealed(offer.length),
@@ -255,6 +258,16 @@ class RaggedManager(SingleTypeKVCacheManager):
             raise CacheIntegrityError("a request continues a row that was not offered to it in this step")
         return self._offer
 
+    def _room_for_both(self, request_id: str, num_tokens: int, offer: Offer) -> bool:
+        """Whether an idle conversation that a request continues from before its end can stay as it is: where
+        nobody's pages are needed for that, and be it for all that the request may still ask for. A pin goes
+        with whoever continues; the blocks of sliding-window layers are kept for one only."""
+        if not offer.rewinds or offer.row is None or offer.row.pinned or offer.beside:
+            return False
+        final = self.geometry.pages(max(num_tokens, self.final_length(request_id)))
+        wanted = final + self.outstanding() + self.room.policy.headroom
+        return wanted <= self.block_pool.get_num_free_blocks()
+
     def _missing(self, request_id: str, num_tokens: int, offer: Offer | None) -> int:
         """Pages to be found for a request to hold ``num_tokens``."""
         needed = self.geometry.pages(num_tokens)
@@ -312,7 +325,7 @@ class RaggedManager(SingleTypeKVCacheManager):
         pages = [next(fresh) if page is None else self.block_pool.blocks[page] for page in head]
         self.block_pool.free_blocks(reversed(offer.beside))
         self.counters["takeovers"] += 1
-        self.counters["rewinds"] += offer.length < max(row.targets)
+        self.counters["rewinds"] += offer.rewinds
         return pages
 
     def _fork(self, offer: Offer) -> list[KVCacheBlock]:
@@ -329,8 +342,9 @@ class RaggedManager(SingleTypeKVCacheManager):
             self._copy(source[entry], ring[entry])
         self.block_pool.free_blocks(reversed(offer.beside))
         if offer.row:
-            self.resident.touch(offer.row)
+            self.resident.leave_behind(offer.row) if offer.stays else self.resident.touch(offer.row)
         self.counters["forks"] += 1
+        self.counters["rewinds"] += offer.rewinds
         return ring + shared
 
     def _source_pages(self, offer: Offer) -> list[int | None]:

@@ -26,6 +26,7 @@ class Offer:
         row: the idle row, or None when the source is running.
         source: the running request, or None.
         beside: blocks of sliding-window layers that are needed too.
+        stays: whether an idle conversation is left as it is, as there is room for both.
     """
 
     length: int
@@ -33,12 +34,19 @@ class Offer:
     row: Row | None = None
     source: str | None = None
     beside: tuple[KVCacheBlock, ...] = ()
+    stays: bool = False
 
     @property
     def forks(self) -> bool:
         """Whether the source stays: its sealed pages are shared and its raw ones copied. An idle
-        conversation is taken over instead."""
-        return self.row is None or self.row.shared
+        conversation that goes on from its end is taken over instead."""
+        return self.row is None or self.row.shared or self.stays
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether an idle conversation is continued from before its end: after an edit, or by another one
+        that began alike."""
+        return self.row is not None and not self.row.shared and self.length < max(self.row.targets)
 
 
 class Offers:

@@ -248,6 +248,15 @@ class ResidentRows:
         self._whole.pop(id(row), None)  # whatever it gives up would be computed again at once
         row.left, row.expected = False, self._clock()
 
+    def leave_behind(self, row: Row) -> None:
+        """Somebody went on from before its end, with copies: it is evicted first, be it the answer before an
+        edit or another conversation of whoever has just begun one."""
+        row.used, row.left, row.expected = True, True, None
+        self._rows.move_to_end(id(row), last=False)
+        if row.thin is not None:
+            self._whole[id(row)] = row
+            self._whole.move_to_end(id(row), last=False)
+
     def leave(self, owner: str) -> None:
         """The owner began another conversation: those before are evicted first, in their order."""
         for row in [row for row in reversed(self._rows.values()) if row.owner == owner and not row.shared]:

@@ -214,15 +214,20 @@ def test_another_conversation_never_takes_a_row_over() -> None:
     assert len(worker.m.resident) == 2
 
 
-def test_regenerating_resumes_before_the_end_and_frees_what_lies_beyond() -> None:
-    worker = Worker(manager(200))
+@pytest.mark.parametrize(("pages", "stays"), [(G.idle_pages(74) + G.pages(98) - 1, False), (200, True)])
+def test_regenerating_resumes_before_the_end_and_frees_what_lies_beyond(pages: int, stays: bool) -> None:
+    """The answer before it stays where there is room for both: it goes first when there is none any more."""
+    worker = Worker(manager(pages))
+    worker.m.final_length = lambda _: 98
     first = FakeRequest("1", conversation("a", 74))  # sealed at 24, 40, 56, 72
     run(worker, first)
     worker.finish(first)
     other = FakeRequest("2", conversation("a", 68) + conversation("x", 30))
     run(worker, other, budget=3)
-    assert worker.m.counters["takeovers"] == 1
-    assert worker.m.counters["reused_tokens"] == 68
+    assert (worker.m.counters["forks"], worker.m.counters["takeovers"]) == (stays, not stays)
+    assert (worker.m.counters["rewinds"], worker.m.counters["reused_tokens"]) == (1, 68)
+    assert [row.left for row in worker.m.resident.rows()] == [True] * stays
+    worker.m.check_integrity()
 
 
 def test_room_is_made_by_need_only_oldest_first() -> None:

@@ -77,6 +77,44 @@ def test_an_edit_within_rewind_resumes(sim: Simulation, back: int) -> None:
     assert sim.manager.counters["rewinds"] == (back > 8)
 
 
+@pytest.mark.parametrize("rest", [9, 20, 32])
+def test_a_conversation_that_begins_alike_leaves_a_short_one_be(sim: Simulation, rest: int) -> None:
+    """One that is hardly longer than what they have in common looks like one that goes back so far."""
+    system = tokens(1, 64)
+    sim.add("short", system + tokens(2, rest), 8)
+    sim.run()
+    sim.add("other", system + tokens(3, 200), 40)
+    sim.run()
+    assert (sim.cached["other"], sim.manager.counters["forks"]) == (64, 1)
+    history = system + tokens(2, rest) + sim.outputs["short"]
+    sim.add("short again", history + tokens(4, 10), 4)
+    sim.run()
+    assert sim.cached["short again"] == (len(history) - 1) // G.page_tokens * G.page_tokens
+    assert sim.manager.counters["evictions"] == 0
+
+
+def test_what_was_left_behind_goes_first(sim: Simulation) -> None:
+    sim.add("kept", tokens(5, 100), 8)
+    sim.run()
+    sim.add("first", tokens(1, 200), 1)
+    sim.run()
+    sim.add("edited", tokens(1, 190) + tokens(9, 30), 4)
+    sim.run()
+    rows = {row.name: row for row in sim.manager.resident.rows()}
+    assert rows.keys() == {"kept", "first", "edited"}
+    assert sim.manager.resident.next_victim() == (rows["first"], False)
+
+
+def test_a_pin_goes_with_whoever_continues(sim: Simulation) -> None:
+    sim.add("first", tokens(1, 200), 1)
+    sim.run()
+    (row,) = sim.manager.resident.rows()
+    row.pinned = True
+    sim.add("edited", tokens(1, 190) + tokens(9, 30), 4)
+    sim.run()
+    assert [(row.name, row.pinned) for row in sim.manager.resident.rows()] == [("edited", True)]
+
+
 def test_an_edit_of_an_edit_never_resumes_from_what_the_first_had_overwritten(sim: Simulation) -> None:
     """Written to 150, the ring of 144 has lost its first page; going back twice must not want it."""
     start = tokens(1, 150)
