@@ -22,6 +22,11 @@ from app.errors import AppError
 from db.errors import DbError
 
 LENGTHS = (4096, 16384)
+_BY_NAME = '<p class="hint">To compare a profile, choose it by its name.</p>'
+_EQUAL = (
+    '<p class="hint">With equal budgets every head keeps the retention itself, so there is no second profile '
+    "to draw this one's heads against. Try both to see what it does to answers.</p>"
+)
 _HINT = (
     '<p class="hint">Trying asks the model about facts that look alike, and takes its loss on text, with '
     "everything kept and with both profiles, at the engine's settings. It holds the model a second time, on "
@@ -91,10 +96,12 @@ def build(console: Console, choice: Any) -> Comparison:
 
     async def compare(chosen: str, compared: str | None) -> tuple[str, Any, Any, Any]:
         nothing = gr.skip(), gr.update(visible=False), gr.update(visible=False)
-        if not compared or chosen in (AUTO, NONE) or chosen == compared:
+        if not compared or chosen == compared:
             return "", *nothing
+        if chosen in (AUTO, NONE):
+            return _BY_NAME, *nothing
         if compared == NONE:
-            return "", gr.skip(), gr.update(visible=False), gr.update(visible=True)
+            return _EQUAL, gr.skip(), gr.update(visible=False), gr.update(visible=True)
         snapshot = console.sampler.latest.snapshot
         config = snapshot.config if snapshot is not None else {}
         retention, margin = float(config.get("retention", 0.5)), float(config.get("alpha", 1.0))

@@ -53,7 +53,7 @@ def host_findings(host: Host, wants_gpu: bool) -> list[Finding]:
         free, cache = host.memory()
         text = f"{bytes_text(free)} of memory are free; an engine on the CPU that starts now takes "
         text += f"{bytes_text(cache)} of it for its cache."
-        found.append(Finding("info", text, "VLLM_CPU_KVCACHE_SPACE says how much."))
+        found.append(Finding("info", text, "VLLM_CPU_KVCACHE_SPACE sets how much."))
     return found
 
 

@@ -9,7 +9,7 @@ from admin.figures import pool_uses
 from admin.live_html import button
 from admin.panels import table
 from admin.snapshot import MemorySnapshot, Pool, SequenceRow
-from admin.text import bytes_text, count_text, duration_text, percent_text, short_id, times_less_text
+from admin.text import bytes_text, count_text, duration_text, percent_text, short_id
 
 SHOWN_SEQUENCES = 25
 SHOWN_HEADS = 96
@@ -89,7 +89,7 @@ def saving_line(snapshot: MemorySnapshot) -> str:
     """What a full cache would need beside what is used."""
     if not snapshot.sequences:
         return '<p class="saving">No conversation holds memory now. Send a message to see it here.</p>'
-    less = times_less_text(snapshot.full_cache_bytes, snapshot.used_bytes)
+    less = snapshot.less_than_full
     return (
         f'<p class="saving">A full cache would need <b>{bytes_text(snapshot.full_cache_bytes)}</b>; '
         f"used <b>{bytes_text(snapshot.used_bytes)}</b>{f' ({less})' if less else ''}.</p>"

@@ -12,7 +12,6 @@ from admin.text import (
     duration_text,
     latency_text,
     percent_text,
-    times_less_text,
 )
 from app.alerts import Alert
 from app.supervisor import EngineStatus
@@ -88,7 +87,7 @@ def cards(snapshot: MemorySnapshot | None, ttft: float | None, itl: float | None
     used_pages = pool.used
     running = sum(1 for row in snapshot.sequences if row.state == "running")
     conversations = sum(1 for row in snapshot.sequences if row.state != "prefix")
-    less = times_less_text(snapshot.full_cache_bytes, snapshot.used_bytes)
+    less = snapshot.less_than_full
     return _cards(
         [
             (

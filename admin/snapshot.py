@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from admin.errors import BadSnapshot
+from admin.text import times_less_text
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -93,6 +94,13 @@ class MemorySnapshot:
     counters: Mapping[str, int]
     engines: int = 1
     scorer: str = ""
+
+    @property
+    def less_than_full(self) -> str:
+        """How many times less than a full cache is in use; "" where that is none, or where nothing is sealed
+        yet: what is less then is the rounding to pages."""
+        sealed = any(row.sealed_chunks for row in self.sequences)
+        return times_less_text(self.full_cache_bytes, self.used_bytes) if sealed else ""
 
     @property
     def share(self) -> Matrix:

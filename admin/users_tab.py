@@ -48,7 +48,7 @@ def _user_row(person: PersonView) -> str:
     tags = '<span class="tag used">administrator</span>' if person.is_admin else ""
     tags += '<span class="tag bad">disabled</span>' if person.disabled_at else ""
     acts = [("enable", "Enable")] if person.disabled_at else [("disable", "Disable")]
-    acts.append(("demote", "No administrator") if person.is_admin else ("promote", "Make administrator"))
+    acts.append(("demote", "Remove administrator") if person.is_admin else ("promote", "Make administrator"))
     acts += [("reset", "Reset password"), ("sessions", "End sign-ins"), ("keys", "Revoke keys")]
     acts.append(("quota", "Quota"))
     buttons = "".join(button(act, name, label) for act, label in acts)

@@ -145,7 +145,9 @@ def weaknesses(profile: Profile, known: Calibration) -> list[str]:
         notes.append(f"the heads' ranks in two halves of the samples agree by {agreement:.2f} only")
     covered = coverage(needs, alpha, profile.floor)
     if covered < COVERED:
-        notes.append(f"alpha {alpha:g} covers {covered:.0%} of the samples' needs, before scaling")
+        notes.append(
+            f"a safety margin (alpha) of {alpha:g} covers {covered:.0%} of the samples' needs, before scaling"
+        )
     if known.mean_queries is None:
         notes.append(
             "it holds no mean queries, so that the scorer auto is keyvalue, not keyvalue_query: "

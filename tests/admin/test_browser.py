@@ -154,7 +154,9 @@ def test_choosing_a_profile_and_going_back(browser: Browser, served: Product) ->
         admin.tab("Profiles")
         page = admin.page
         expect(page.locator("#profile-state")).to_contain_text("No profile is in use")
+        expect(page.locator("#profile-comparison")).to_contain_text("choose it by its name")
         admin.pick("profile-choice", "SmolLM2-135M-Instruct")
+        expect(page.locator("#profile-comparison")).to_contain_text("With equal budgets every head keeps")
         page.locator("#profile-use").click()
         expect(page.locator("#profile-confirm")).to_contain_text("The engine restarts")
         expect(page.locator("#profile-table .tag.used")).to_have_count(0)
@@ -302,6 +304,24 @@ def test_a_phone_shows_the_whole_colour_bar(browser: Browser, served: Product, v
             assert box is not None
             assert window["x"] <= box["x"]
             assert box["x"] + box["width"] <= window["x"] + window["width"]
+
+
+def test_a_phone_shows_what_the_tables_of_memory_have(browser: Browser, served: Product) -> None:
+    """Also a row whose last use is long ago, without scrolling sideways."""
+    with AdminPage(browser, served.url, PHONE) as admin:
+        page = admin.page
+        send(admin, "/tokens 60 /delay 0.001")
+        expect(page.locator("table.sequences .acts button").first).to_be_visible()
+        page.evaluate(
+            """for (const cell of document.querySelectorAll("table.sequences td.num"))
+                 cell.textContent = "23 min 57 s" """
+        )
+        for place in (".acts button", "td"):
+            for cell in page.locator(f"table:is(.sequences, .pool) {place}").all():
+                box = cell.bounding_box()
+                assert box is None or box["x"] + box["width"] <= PHONE[0], cell.inner_html()
+        for table in page.locator(".table-scroll:has(> :is(.sequences, .pool))").all():
+            assert table.evaluate("box => box.scrollWidth - box.clientWidth") <= 0
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

@@ -76,6 +76,15 @@ def test_pool_table_adds_up() -> None:
     assert sum(int(number.replace(",", "")) for number in numbers) == snapshot.pool.total
 
 
+def test_what_rounding_saves_is_not_called_less() -> None:
+    """80 tokens of 85 are held, and 96 counted as a full cache's: nothing was dropped."""
+    snapshot = MemorySnapshot.parse(report(4, 2))
+    raw = replace(snapshot, sequences=tuple(replace(row, sealed_chunks=0) for row in snapshot.sequences))
+    for text in (panels.cards(raw, None, None), memory_panels.saving_line(raw)):
+        assert "less" not in text
+        assert "full cache" in memory_panels.saving_line(raw)
+
+
 def test_a_shared_prefix_is_no_conversation() -> None:
     snapshot = MemorySnapshot.parse(report(4, 2, sequences=4))
     assert "<b>4</b><small>1 running" in panels.cards(snapshot, None, None)

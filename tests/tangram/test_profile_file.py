@@ -364,7 +364,7 @@ def test_check_names_what_weakens_a_profile(tmp_path: Path, capsys: pytest.Captu
     weak = capsys.readouterr().out
     assert "no mean queries, so that the scorer auto is keyvalue" in weak
     assert "3 samples are few" in weak
-    assert "alpha 1 covers" in weak
+    assert "a safety margin (alpha) of 1 covers" in weak
     sure = made_profile(40)
     assert sure.calibration is not None
     known = replace(sure.calibration, settings=sure.calibration.settings | {"alpha": 2.0})
