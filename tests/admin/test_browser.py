@@ -306,6 +306,38 @@ def test_a_phone_shows_the_whole_colour_bar(browser: Browser, served: Product, v
             assert box["x"] + box["width"] <= window["x"] + window["width"]
 
 
+_MAP_PLACES = """() => {
+  const map = document.querySelector("#memory-map-figure");
+  const window = map.parentElement.getBoundingClientRect();
+  const within = (name) => {
+    const box = map.querySelector(name).getBoundingClientRect();
+    return [box.left - window.left, box.top - window.top, box.right - window.left, box.bottom - window.top];
+  };
+  return [within(".nsewdrag"), [window.width, window.height]].map((places) => places.map(Math.round));
+}"""
+
+
+def test_a_resized_map_is_as_one_opened_at_that_size(browser: Browser, served: Product) -> None:
+    """All layers are seen on a phone, and the cells have the room that the colour bar leaves."""
+    with AdminPage(browser, served.url, PHONE) as admin:
+        cells, window = admin.page.evaluate(_MAP_PLACES)
+        assert cells[2] <= window[0]
+        phone = (cells, window)
+    with AdminPage(browser, served.url, DESKTOP) as admin:
+        wide = tuple(admin.page.evaluate(_MAP_PLACES))
+        for size, wanted in ((PHONE, phone), (DESKTOP, wide), (PHONE, phone)):
+            admin.page.set_viewport_size({"width": size[0], "height": size[1]})
+
+            def same(wanted: object = wanted) -> bool:
+                return tuple(admin.page.evaluate(_MAP_PLACES)) == wanted
+
+            eventually(same, PATIENCE, f"the map at {size} is {wanted}")
+        cells = admin.page.locator("#memory-map-figure .nsewdrag").first
+        cells.click(position={"x": 20, "y": 20})
+        expect(admin.page.locator("#tier")).to_contain_text("share pages")
+        assert not admin.problems
+
+
 def test_a_phone_shows_what_the_tables_of_memory_have(browser: Browser, served: Product) -> None:
     """Also a row whose last use is long ago, without scrolling sideways."""
     with AdminPage(browser, served.url, PHONE) as admin:
