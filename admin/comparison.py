@@ -23,10 +23,7 @@ from db.errors import DbError
 
 LENGTHS = (4096, 16384)
 _BY_NAME = '<p class="hint">To compare a profile, choose it by its name.</p>'
-_EQUAL = (
-    '<p class="hint">With equal budgets every head keeps the retention itself, so there is no second profile '
-    "to draw this one's heads against. Try both to see what it does to answers.</p>"
-)
+_SAME = '<p class="hint">Both are the same profile: choose another one to compare with.</p>'
 _HINT = (
     '<p class="hint">Trying asks the model about facts that look alike, and takes its loss on text, with '
     "everything kept and with both profiles, at the engine's settings. It holds the model a second time, on "
@@ -96,12 +93,12 @@ def build(console: Console, choice: Any) -> Comparison:
 
     async def compare(chosen: str, compared: str | None) -> tuple[str, Any, Any, Any]:
         nothing = gr.skip(), gr.update(visible=False), gr.update(visible=False)
-        if not compared or chosen == compared:
+        if not compared:
             return "", *nothing
         if chosen in (AUTO, NONE):
             return _BY_NAME, *nothing
-        if compared == NONE:
-            return _EQUAL, gr.skip(), gr.update(visible=False), gr.update(visible=True)
+        if chosen == compared:
+            return _SAME, *nothing
         snapshot = console.sampler.latest.snapshot
         config = snapshot.config if snapshot is not None else {}
         retention, margin = float(config.get("retention", 0.5)), float(config.get("alpha", 1.0))
@@ -109,9 +106,13 @@ def build(console: Console, choice: Any) -> Comparison:
             found = await profiles.compare(chosen, compared, min(retention, 0.99), margin)
         except AppError as error:
             return notice(str(error), "bad"), *nothing
-        both = [await profiles.costs(name, config, LENGTHS) for name in (chosen, compared)]
+        equal = compared == NONE
+        both = (
+            await profiles.costs(chosen, config, LENGTHS),
+            await profiles.costs(chosen if equal else compared, config, LENGTHS, equal=equal),
+        )
         picture = difference_map(found["first"], found["second"]).to_json()
-        words = comparison_panel("chosen", "other", found, (both[0], both[1]))
+        words = comparison_panel("chosen", "equal" if equal else "other", found, both)
         return words, picture, gr.update(visible=True), gr.update(visible=True)
 
     async def read_result(chosen: str, compared: str | None) -> str:

@@ -20,6 +20,7 @@ TIER: Final = "Tier"
 MAP_VIEWS: Final = (BUDGET, TOKENS, PAGES, SHARE, WASTE, TIER)
 
 _CELL_MIN_WIDTH = 9
+_MARGIN: Final = {"l": 46, "r": 8, "t": 8, "b": 40}
 _LONGEST_TICKED = 40
 
 
@@ -28,7 +29,8 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
 
     ``view`` is one of :data:`MAP_VIEWS`; anything else raises ``ValueError``. Hovering shows all values.
     ``layout.meta.min_width`` is the narrowest width in pixels at which cells stay readable. Where less is
-    seen at a time, ``layout.meta.narrow_colorbar`` lays the colour bar flat above the cells.
+    seen at a time, ``layout.meta.narrow_colorbar`` lays the colour bar flat above the cells, which then
+    need ``layout.meta.narrow_width``.
     ``layout.meta.view`` names what is shown.
     """
     layers, kv_heads = snapshot.layers, snapshot.kv_heads
@@ -50,10 +52,10 @@ def memory_map(snapshot: MemorySnapshot, view: str) -> go.Figure:
     look.update(
         meta={
             "view": view,
-            "min_width": 110 + _CELL_MIN_WIDTH * layers,
+            **_widths(layers),
             "narrow_colorbar": _narrow_colorbar(snapshot.tier_keep if view == TIER else ()),
         },
-        margin={"l": 46, "r": 8, "t": 8, "b": 40},
+        margin=_MARGIN,
         xaxis=_cell_axis("Layer", layers),
         # Head 0 at the top, as in a matrix.
         yaxis={**_cell_axis("KV head", kv_heads), "autorange": "reversed"},
@@ -83,8 +85,8 @@ def difference_map(first: Sequence[Sequence[float]], second: Sequence[Sequence[f
     )
     look = layout(height=max(170, 90 + 26 * min(kv_heads, 24)), revision="difference")
     look.update(
-        meta={"min_width": 110 + _CELL_MIN_WIDTH * layers, "narrow_colorbar": _narrow_colorbar(())},
-        margin={"l": 46, "r": 8, "t": 8, "b": 40},
+        meta={**_widths(layers), "narrow_colorbar": _narrow_colorbar(())},
+        margin=_MARGIN,
         xaxis=_cell_axis("Layer", layers),
         yaxis={**_cell_axis("KV head", kv_heads), "autorange": "reversed"},
     )
@@ -202,6 +204,12 @@ def _narrow_colorbar(keeps: Sequence[int]) -> dict[str, Any]:
     # Side by side there is no room for sentences.
     title = {"text": "Tokens that a tier keeps of a chunk", "side": "top"}
     return {**flat, "title": title, "ticktext": [str(keeps[tier]) for tier in _labelled_tiers(keeps)]}
+
+
+def _widths(layers: int) -> dict[str, int]:
+    """The least width of a map with its colour bar beside it, and with that above it."""
+    cells = _CELL_MIN_WIDTH * layers
+    return {"min_width": 110 + cells, "narrow_width": _MARGIN["l"] + _MARGIN["r"] + cells}
 
 
 def _cell_axis(title: str, count: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ const library = () => window.tangramPlotly ??= new Promise((resolve, reject) => 
   document.head.appendChild(script);
 });
 let drawn = false;
-// Width of the window on a chart that is wider than it, or 0 where the chart fits.
+// Width of the window where it is too narrow for a chart with its colour bar beside it, or else 0.
 let seen = 0;
 const seenOf = (layout) => scroll.clientWidth < (layout.meta?.min_width ?? 0) ? scroll.clientWidth : 0;
 async function draw() {
@@ -45,20 +45,26 @@ async function draw() {
   layout.hoverlabel = { ...layout.hoverlabel, bgcolor: css('--tc-surface'), bordercolor: line };
   layout.hoverlabel.font = { ...layout.hoverlabel.font, color: css('--tc-text') };
   box.style.height = `${layout.height}px`;
-  box.style.minWidth = `${layout.meta?.min_width ?? 0}px`;
+  const before = seen;
   seen = seenOf(layout);
+  box.style.minWidth = `${(seen ? layout.meta.narrow_width : layout.meta?.min_width) ?? 0}px`;
   if (seen && layout.meta.narrow_colorbar) {
     // The last number is centred on the bar's end.
     const len = seen - layout.margin.l - 24;
     Object.assign(data[0].colorbar, layout.meta.narrow_colorbar, { len });
   }
+  // A colour bar that is turned in place keeps the room that it took before: then the chart is made anew.
+  const anew = !drawn || seen !== before;
+  if (drawn && anew) Plotly.purge(box);
   await Plotly.react(box, data, layout, { displayModeBar: false, responsive: false });
-  if (!drawn) {
-    drawn = true;
+  if (anew) {
     box.on('plotly_click', ({ points }) => {
       const [point] = points;
       trigger('act', { act: 'cell', name: `${point.x} ${point.y}` });
     });
+  }
+  if (!drawn) {
+    drawn = true;
     new ResizeObserver(() => {
       if (!box.offsetWidth) return;
       if (seenOf(box.layout) !== seen) schedule();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -16,6 +16,15 @@ _HINT = (
     "retention. What a profile says it covers (tab Profiles) is the same before needs are scaled to a "
     "retention, so it is higher.</p>"
 )
+
+_ROW, _SPLIT, _UNSPLIT = "Page ids in a row", "Evenness of the split of work", "The same with a block a head"
+_MEANINGS = {
+    _ROW: "the length of a request's list of where its pages lie, at the model's greatest length.",
+    _SPLIT: "in a decode step each layer's history is cut into equal runs for 132 blocks of a GPU; this is "
+    "the share of their time in which they read rather than wait for the longest run. 100% is even.",
+    _UNSPLIT: "what that share would be if one block read each head, and all waited for the head that keeps "
+    "most.",
+}
 
 
 def preview_panel(
@@ -35,23 +44,20 @@ def preview_panel(
         for length in sorted((str(key) for key in after.get("bytes_at", {})), key=int)
     ]
     table = text_table(rows, ("Conversation of", "Memory", "While idle", "Full cache", "Fit"), "preview")
-    facts = text_table(
-        [
-            (label, _change(form, before.get(key), after.get(key)))
-            for label, key, form in (
-                ("A token of sealed history", "sealed_bytes_per_token", bytes_text),
-                ("Raw tail of a conversation", "ring_bytes", bytes_text),
-                ("Page ids in a row", "row_width", count_text),
-                ("Needs that heads keep in full", "covered", percent_text),
-                ("Kept beyond the heads' budgets", "fragmentation", percent_text),
-                ("Padding of pages", "padding_share", percent_text),
-            )
-            if after.get(key) is not None or before.get(key) is not None
-        ]
-        + _by_longest(before, after),
-        (),
-        "facts",
-    )
+    figures = [
+        (label, _change(form, before.get(key), after.get(key)))
+        for label, key, form in (
+            ("A token of sealed history", "sealed_bytes_per_token", bytes_text),
+            ("Raw tail of a conversation", "ring_bytes", bytes_text),
+            (_ROW, "row_width", count_text),
+            ("Needs that heads keep in full", "covered", percent_text),
+            ("Kept beyond the heads' budgets", "fragmentation", percent_text),
+            ("Padding of pages", "padding_share", percent_text),
+        )
+        if after.get(key) is not None or before.get(key) is not None
+    ]
+    figures += _by_longest(before, after)
+    facts = text_table(figures, (), "facts") + _meanings([label for label, _ in figures])
     summary = (
         f'<p class="saving">With retention <b>{percent_text(values.retention)}</b>, groups of '
         f"<b>{values.group_size or automatic}</b> heads and a safety margin of <b>{values.alpha:g}</b>:</p>"
@@ -60,6 +66,12 @@ def preview_panel(
     pending = notice("Pending restart: nothing changes until you apply it.", "info")
     note = "<p class='empty'>This is what runs now.</p>" if before == after else pending
     return summary + note + table + _HINT + facts + warnings
+
+
+def _meanings(labels: Sequence[str]) -> str:
+    """What those figures are whose names do not tell; on the page, as a phone shows no tooltip."""
+    lines = "".join(f"<li>{label}: {_MEANINGS[label]}</li>" for label in labels if label in _MEANINGS)
+    return f'<ul class="hint meanings">{lines}</ul>' if lines else ""
 
 
 def _by_longest(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -72,8 +84,8 @@ def _by_longest(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tup
         (label, _change(form, _at(before, key, length), _at(after, key, length)))
         for label, key, form in (
             (f"A token of {_thousands(length)}", "bytes_per_token_at", bytes_text),
-            ("Evenness of the split of work", "split_at", percent_text),
-            ("The same with a block a head", "split_unsplit_at", percent_text),
+            (_SPLIT, "split_at", percent_text),
+            (_UNSPLIT, "split_unsplit_at", percent_text),
         )
     ]
 

@@ -109,12 +109,13 @@ def comparison_panel(
 ) -> str:
     """How two profiles' budgets differ, in a sentence, and the heads that differ most. ``costs``: bytes that
     conversations hold with each, by their lengths."""
-    alike = found["rank_correlation"]
+    alike = found["rank_correlation"]  # None where the second puts heads in no order
+    order = "" if alike is None else f". The heads' order agrees by <b>{alike:.2f}</b> (1 is the same)"
     summary = (
         f'<p class="saving">At retention <b>{percent_text(found["retention"])}</b> budgets differ by '
         f"<b>{percent_text(found['mean_difference'])}</b> of a head's history on average, "
-        f"<b>{percent_text(found['largest_difference'])}</b> at most. The heads' order agrees by "
-        f"<b>{alike:.2f}</b> (1 is the same); half of the difference moves between heads.</p>"
+        f"<b>{percent_text(found['largest_difference'])}</b> at most{order}; half of the difference moves "
+        "between heads.</p>"
     )
     heads = [
         (

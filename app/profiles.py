@@ -98,23 +98,27 @@ class Profiles:
         return None if before is None else Path(before).name
 
     async def compare(self, first: str, second: str, retention: float, alpha: float) -> dict[str, Any]:
-        """How two profiles' budgets differ. Raises Missing, BadRequest."""
+        """How two profiles' budgets differ; the second may be `none`, for equal ones. Raises Missing,
+        BadRequest."""
         if not 0 < retention <= 1:
             raise BadRequest("retention must be above 0 and at most 1.", param="retention")
         if not 0 <= alpha <= 10:
             raise BadRequest("alpha must be from 0 to 10.", param="alpha")
-        one, other = (await self.entry(first)).path, (await self.entry(second)).path
+        one = (await self.entry(first)).path
+        other = None if second == NONE else (await self.entry(second)).path
         try:
             return await asyncio.to_thread(compare, one, other, retention, alpha)
         except ProfileError as error:
             raise BadRequest(f"{error}.") from error
 
-    async def costs(self, name: str, config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, int]:
-        """Bytes that conversations of these lengths would hold with a profile, at an engine's settings; empty
-        where that cannot be said. Raises Missing."""
+    async def costs(
+        self, name: str, config: Mapping[str, Any], lengths: Sequence[int], *, equal: bool = False
+    ) -> dict[int, int]:
+        """Bytes that conversations of these lengths would hold with a profile, at an engine's settings;
+        `equal`: with equal budgets on its model. Empty where that cannot be said. Raises Missing."""
         entry = await self.entry(name)
         try:
-            return await asyncio.to_thread(costs, entry.path, config, lengths)
+            return await asyncio.to_thread(costs, entry.path, config, lengths, equal=equal)
         except TangramError as error:
             log.info("the cost of profile %s is not known: %s", name, error)
             return {}

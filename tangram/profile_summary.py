@@ -69,19 +69,21 @@ def advice(path: Path) -> dict[str, Any]:
     }
 
 
-def compare(first: str | Path, second: str | Path, retention: float, alpha: float) -> dict[str, Any]:
-    """How the budgets of two profiles differ at these settings.
+def compare(first: str | Path, second: str | Path | None, retention: float, alpha: float) -> dict[str, Any]:
+    """How the budgets of two profiles differ at these settings. ``second`` may be None for equal budgets:
+    ``rank_correlation`` is None then, as they put heads in no order.
 
     Raises:
         ProfileError: one cannot be used, or they are of models of different shapes.
     """
-    a, b = (load_profile_file(path) for path in (first, second))
-    names = (Path(first).name, Path(second).name)
-    sizes = [(len(one.mean), len(one.mean[0])) for one in (a, b)]
-    if sizes[0] != sizes[1]:
+    a = load_profile_file(first)
+    size = (len(a.mean), len(a.mean[0]))
+    b = Profile.uniform(*size) if second is None else load_profile_file(second)
+    other = (len(b.mean), len(b.mean[0]))
+    if second is not None and size != other:
         raise ProfileError(
-            f"{names[0]} has {sizes[0][0]} layers x {sizes[0][1]} KV heads, {names[1]} has "
-            f"{sizes[1][0]} x {sizes[1][1]}: they cannot be compared"
+            f"{Path(first).name} has {size[0]} layers x {size[1]} KV heads, {Path(second).name} has "
+            f"{other[0]} x {other[1]}: they cannot be compared"
         )
     ours, theirs = (one.budgets(retention, alpha) for one in (a, b))
     pairs = [
@@ -95,7 +97,7 @@ def compare(first: str | Path, second: str | Path, retention: float, alpha: floa
     return {
         "retention": retention,
         "alpha": alpha,
-        "rank_correlation": rank_correlation(a.mean, b.mean),
+        "rank_correlation": None if second is None else rank_correlation(a.mean, b.mean),
         "mean_difference": sum(apart) / len(apart),
         "largest_difference": max(apart),
         "heads": [pairs[place] for place in largest],
@@ -105,12 +107,19 @@ def compare(first: str | Path, second: str | Path, retention: float, alpha: floa
     }
 
 
-def costs(path: Path, config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, int]:
-    """Bytes that conversations of these lengths would hold with a profile, at these settings of an engine.
-    Empty for a profile that names no model, which cannot say. Raises ProfileError, ConfigError."""
+def costs(
+    path: Path, config: Mapping[str, Any], lengths: Sequence[int], *, equal: bool = False
+) -> dict[int, int]:
+    """Bytes that conversations of these lengths would hold with a profile, at these settings of an engine;
+    ``equal``: with equal budgets on the profile's model. Empty for a profile that names no model, which
+    cannot say. Raises ProfileError, ConfigError."""
     known = load_profile_file(path).calibration
     if known is None:
         return {}
+    if equal:
+        settings = TangramConfig.from_mapping({**config, "profile": None, "scope": "uniform"})
+        found = predict(settings, shape_of(known.model), lengths=lengths)
+        return {at.tokens: at.bytes for at in found.at}
     settings = TangramConfig.from_mapping({**config, "profile": str(path)})
     if settings.scope == "uniform":
         settings = replace(settings, scope="model")

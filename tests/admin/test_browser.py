@@ -156,7 +156,14 @@ def test_choosing_a_profile_and_going_back(browser: Browser, served: Product) ->
         expect(page.locator("#profile-state")).to_contain_text("No profile is in use")
         expect(page.locator("#profile-comparison")).to_contain_text("choose it by its name")
         admin.pick("profile-choice", "SmolLM2-135M-Instruct")
-        expect(page.locator("#profile-comparison")).to_contain_text("With equal budgets every head keeps")
+        compared = page.locator("#profile-comparison")
+        expect(compared).to_contain_text("Heads that differ most")
+        expect(compared.locator("tr", has_text="4,096 tokens").locator("td")).to_have_count(3)
+        expect(page.locator("#profile-difference-figure .nsewdrag").first).to_be_visible()
+        expect(page.locator("#evaluation-start")).to_be_visible()
+        admin.pick("profile-other", "SmolLM2-135M-Instruct")
+        expect(compared).to_contain_text("Both are the same profile")
+        expect(page.locator("#profile-difference-figure")).to_be_hidden()
         page.locator("#profile-use").click()
         expect(page.locator("#profile-confirm")).to_contain_text("The engine restarts")
         expect(page.locator("#profile-table .tag.used")).to_have_count(0)
@@ -304,6 +311,38 @@ def test_a_phone_shows_the_whole_colour_bar(browser: Browser, served: Product, v
             assert box is not None
             assert window["x"] <= box["x"]
             assert box["x"] + box["width"] <= window["x"] + window["width"]
+
+
+_MAP_PLACES = """() => {
+  const map = document.querySelector("#memory-map-figure");
+  const window = map.parentElement.getBoundingClientRect();
+  const within = (name) => {
+    const box = map.querySelector(name).getBoundingClientRect();
+    return [box.left - window.left, box.top - window.top, box.right - window.left, box.bottom - window.top];
+  };
+  return [within(".nsewdrag"), [window.width, window.height]].map((places) => places.map(Math.round));
+}"""
+
+
+def test_a_resized_map_is_as_one_opened_at_that_size(browser: Browser, served: Product) -> None:
+    """All layers are seen on a phone, and the cells have the room that the colour bar leaves."""
+    with AdminPage(browser, served.url, PHONE) as admin:
+        cells, window = admin.page.evaluate(_MAP_PLACES)
+        assert cells[2] <= window[0]
+        phone = (cells, window)
+    with AdminPage(browser, served.url, DESKTOP) as admin:
+        wide = tuple(admin.page.evaluate(_MAP_PLACES))
+        for size, wanted in ((PHONE, phone), (DESKTOP, wide), (PHONE, phone)):
+            admin.page.set_viewport_size({"width": size[0], "height": size[1]})
+
+            def same(wanted: object = wanted) -> bool:
+                return tuple(admin.page.evaluate(_MAP_PLACES)) == wanted
+
+            eventually(same, PATIENCE, f"the map at {size} is {wanted}")
+        cells = admin.page.locator("#memory-map-figure .nsewdrag").first
+        cells.click(position={"x": 20, "y": 20})
+        expect(admin.page.locator("#tier")).to_contain_text("share pages")
+        assert not admin.problems
 
 
 def test_a_phone_shows_what_the_tables_of_memory_have(browser: Browser, served: Product) -> None:

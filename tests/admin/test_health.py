@@ -85,6 +85,7 @@ def test_findings_tell_of_the_host() -> None:
     assert (missing.tone, memory.tone) == ("warn", "info")
     assert "no GPU is visible" in missing.text
     assert "of memory are free" in memory.text
+    assert memory.advice == "VLLM_CPU_KVCACHE_SPACE sets how much."
     assert [one.tone for one in host_findings(OtherHost(), wants_gpu=False)] == ["info"]
 
 
@@ -116,7 +117,7 @@ def test_people_and_links() -> None:
     person = PersonView("id", EVIL, True, 0, 5, None, 1, 2, QuotaView(2, None, 30))
     text = users_table([person])
     assert "<img" not in text
-    for part in ("administrator", "disabled", "never", "2 running, 30 a minute", 'data-act="enable"'):
+    for part in ("Remove administrator", "disabled", "never", "2 running, 30 a minute", 'data-act="enable"'):
         assert part in text
     assert quota_text(QuotaView()) == "default"
     link = LinkView("l", "invite", None, True, EVIL, None, 0, 10**13, None, None)

@@ -154,3 +154,19 @@ async def test_preview_shows_before_and_after() -> None:
     assert [length for length in ("4k", "16k", "64k") if f"{length} tokens" in text] == ["4k", "16k", "64k"]
     assert "This is what runs now" not in text
     assert "This is what runs now" in preview_panel(TuneValues(0.5, None, 1.0), 16, before, before)
+
+
+async def test_preview_explains_what_names_do_not_tell() -> None:
+    engine = Engine()
+    values, found = TuneValues(0.5, 16, 1.0), await engine.preview(retention=0.5, group_size=16, alpha=1.0)
+    told = {
+        "Page ids in a row": {"row_width": 700},
+        "Evenness of the split of work": {"split_at": {"16384": 0.9}},
+        "The same with a block a head": {"split_at": {"16384": 0.9}, "split_unsplit_at": {"16384": 0.4}},
+    }
+    bare = {key: value for key, value in found.items() if key not in ("row_width", "split_at")}
+    assert "meanings" not in preview_panel(values, 16, bare, bare)
+    for name, figures in told.items():
+        text = preview_panel(values, 16, bare | figures, bare | figures)
+        assert f"<td>{name}</td>" in text
+        assert f"<li>{name}: " in text

@@ -29,7 +29,7 @@ from app.evaluation import EvaluationRecord
 from app.profiles import ProfileEntry
 from tangram.calibration.verdict import Figures, difference
 from tangram.profile import Profile
-from tangram.profile_summary import compare, describe
+from tangram.profile_summary import compare, costs, describe
 from tests.admin.conftest import Bench, Installed
 from tests.admin.support import Person
 from tests.admin.test_page import Viewer, sampled
@@ -146,6 +146,23 @@ def test_a_comparison_in_words_and_tables(tmp_path: Path) -> None:
     assert "At retention <b>25%</b>" in text
     assert text.count("KV head") == 5
     assert "<td>Texts read</td><td class=num>8</td><td class=num>9</td>" in text
+    assert "The heads' order agrees by" in text
+
+
+def test_a_comparison_with_equal_budgets(tmp_path: Path) -> None:
+    """Every head keeps the retention itself, and there is no order of heads to agree with."""
+    path = tmp_path / "a.json"
+    made_profile().save(path)
+    found = compare(path, None, 0.25, 1.0)
+    assert [budget for row in found["second"] for budget in row] == pytest.approx([0.25] * 12)
+    assert found["rank_correlation"] is None
+    config = {"retention": 0.25, "group_size": 1, "scope": "model"}
+    held, equal = costs(path, config, (4096,)), costs(path, config, (4096,), equal=True)
+    assert 0 < equal[4096] != held[4096] > 0
+    text = comparison_panel("chosen", "equal", found, (held, equal))
+    assert "Predicted memory of</th><th class=num>chosen</th><th class=num>equal</th>" in text
+    assert "order" not in text
+    assert "None" not in text
 
 
 def test_the_form_s_values() -> None:

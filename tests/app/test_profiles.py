@@ -158,6 +158,8 @@ async def test_what_is_told_of_profiles(product: Product, settings: Settings) ->
         abs(other["heads"][0]["first"] - other["heads"][0]["second"])
     )
     assert (len(other["first"]), len(other["first"][0]), len(other["heads"])) == (4, 3, 10)
+    equal = (await product.http.get(path, params={"other": "none", "retention": 0.25})).json()
+    assert (equal["first"], equal["rank_correlation"]) == (other["first"], None)
     for params, says in (
         ({"other": "small.json"}, "cannot be compared"),
         ({"other": "b.json", "retention": 2}, "retention must be"),
